@@ -1,0 +1,2 @@
+//! Load generators and checkers that the bench and the tests run.
+fn main() {}

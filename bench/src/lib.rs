@@ -1,0 +1,1 @@
+//! Measures schedulers: interleaved, with statistics.

@@ -1,0 +1,2 @@
+//! The init and agent inside a lab guest.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Stock kernels on virtual machines of any topology, without KVM.

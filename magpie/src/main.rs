@@ -1,0 +1,2 @@
+//! The magpie command: lab and bench.
+fn main() {}

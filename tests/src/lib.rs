@@ -1,0 +1,1 @@
+//! Integration tests: every mechanism in a real kernel.
