@@ -1,0 +1,208 @@
+//! Machines: how many CPUs a guest has and how they share cores, last-level caches and NUMA nodes.
+//!
+//! A machine is data: a list of LLCs, each with its cores, threads per core and node. The presets
+//! are the TOML files of `lab/machines/`, embedded in the program; a file of the same form describes
+//! one's own machine. See `docs/lab.md` for the format.
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// One or more equal last-level caches and the cores below them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Llc {
+    /// How many such LLCs follow each other (1 if absent).
+    #[serde(default = "one")]
+    pub count: u32,
+    /// Cores that share the cache.
+    pub cores: u32,
+    /// Hardware threads per core: 1 or 2 (1 if absent).
+    #[serde(default = "one")]
+    pub threads: u32,
+    /// NUMA node of the cache (0 if absent).
+    #[serde(default)]
+    pub node: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn default_memory() -> u64 {
+    2048
+}
+
+/// A machine's shape, independent of the emulator that provides it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// Short name, as given to `--machine`.
+    pub name: String,
+    /// One line for people.
+    #[serde(default)]
+    pub description: String,
+    /// Memory in MiB, split evenly over the nodes.
+    #[serde(default = "default_memory")]
+    pub memory_mib: u64,
+    /// The last-level caches in CPU order.
+    pub llc: Vec<Llc>,
+    /// CPUs (Linux numbers) that are offline when the guest reports for work.
+    #[serde(default)]
+    pub offline: Vec<u32>,
+}
+
+/// Where one CPU sits. The numbers count from 0; `core` and `llc` are unique in the machine, while
+/// `core_in_llc` counts within the LLC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Place {
+    /// Linux CPU number.
+    pub cpu: u32,
+    /// Hardware thread within the core.
+    pub thread: u32,
+    /// Core within its LLC.
+    pub core_in_llc: u32,
+    /// Core within the machine.
+    pub core: u32,
+    /// LLC within the machine.
+    pub llc: u32,
+    /// NUMA node.
+    pub node: u32,
+}
+
+macro_rules! presets {
+    ($($name:literal),* $(,)?) => {
+        const PRESETS: &[(&str, &str)] =
+            &[$(($name, include_str!(concat!("../machines/", $name, ".toml")))),*];
+    };
+}
+
+presets!("tiny2", "one1", "smt8", "flat8", "uneven12", "numa8", "wide64", "smt4off1");
+
+impl Default for Machine {
+    fn default() -> Self {
+        Machine::preset("tiny2").expect("the preset tiny2 is embedded and tested")
+    }
+}
+
+impl Machine {
+    /// All presets, in the order of this file.
+    pub fn presets() -> Vec<Machine> {
+        PRESETS
+            .iter()
+            .map(|(name, _)| Machine::preset(name).expect("embedded presets are tested"))
+            .collect()
+    }
+
+    /// The preset of that name.
+    pub fn preset(name: &str) -> Result<Machine> {
+        let Some((_, text)) = PRESETS.iter().find(|(known, _)| *known == name) else {
+            let known: Vec<_> = PRESETS.iter().map(|(known, _)| *known).collect();
+            bail!(
+                "unknown machine \"{name}\": use one of {}, or the path of a .toml file \
+                 (format: docs/lab.md)",
+                known.join(", ")
+            );
+        };
+        Machine::parse(text).with_context(|| format!("preset {name}"))
+    }
+
+    /// What `--machine` accepts: a preset's name, or the path of a TOML file.
+    pub fn find(name_or_path: &str) -> Result<Machine> {
+        let path = Path::new(name_or_path);
+        if path.extension().is_some_and(|e| e == "toml") || name_or_path.contains('/') {
+            let text = std::fs::read_to_string(path)
+                .with_context(|| format!("cannot read the machine file {name_or_path}"))?;
+            return Machine::parse(&text)
+                .with_context(|| format!("machine file {name_or_path} is not valid"));
+        }
+        Machine::preset(name_or_path)
+    }
+
+    /// Reads and checks a machine from TOML text.
+    pub fn parse(text: &str) -> Result<Machine> {
+        let machine: Machine = toml::from_str(text)?;
+        machine.check()?;
+        Ok(machine)
+    }
+
+    fn check(&self) -> Result<()> {
+        ensure!(!self.llc.is_empty(), "a machine needs at least one [[llc]]");
+        for llc in &self.llc {
+            ensure!(
+                llc.count >= 1 && llc.cores >= 1,
+                "count and cores of an [[llc]] must be at least 1"
+            );
+            ensure!(
+                (1..=2).contains(&llc.threads),
+                "threads of an [[llc]] must be 1 or 2, not {}",
+                llc.threads
+            );
+        }
+        let total: u64 = self
+            .llc
+            .iter()
+            .map(|l| u64::from(l.count) * u64::from(l.cores) * u64::from(l.threads))
+            .sum();
+        ensure!(total <= 1024, "{total} CPUs are more than the 1024 a machine may have");
+        let nodes: BTreeSet<u32> = self.llc.iter().map(|l| l.node).collect();
+        ensure!(
+            nodes.iter().copied().eq(0..nodes.len() as u32),
+            "nodes must be numbered 0, 1, 2, ... without a gap; found {nodes:?}"
+        );
+        for &cpu in &self.offline {
+            ensure!(
+                cpu > 0 && u64::from(cpu) < total,
+                "offline CPU {cpu} must be between 1 and {} (CPU 0 cannot be offline)",
+                total - 1
+            );
+        }
+        ensure!(
+            self.memory_mib >= 256,
+            "memory_mib is {}, at least 256 are needed to boot",
+            self.memory_mib
+        );
+        Ok(())
+    }
+
+    /// Every CPU in Linux's order: LLC by LLC, core by core, the threads of a core next to each other.
+    pub fn places(&self) -> Vec<Place> {
+        let mut places = Vec::new();
+        let (mut llc_number, mut core_number) = (0, 0);
+        for llc in &self.llc {
+            for _ in 0..llc.count {
+                for core in 0..llc.cores {
+                    for thread in 0..llc.threads {
+                        places.push(Place {
+                            cpu: places.len() as u32,
+                            thread,
+                            core_in_llc: core,
+                            core: core_number,
+                            llc: llc_number,
+                            node: llc.node,
+                        });
+                    }
+                    core_number += 1;
+                }
+                llc_number += 1;
+            }
+        }
+        places
+    }
+
+    /// Number of CPUs, offline ones included.
+    pub fn cpus(&self) -> u32 {
+        self.llc.iter().map(|l| l.count * l.cores * l.threads).sum()
+    }
+
+    /// Number of last-level caches.
+    pub fn llcs(&self) -> u32 {
+        self.llc.iter().map(|l| l.count).sum()
+    }
+
+    /// Number of NUMA nodes.
+    pub fn nodes(&self) -> u32 {
+        self.llc.iter().map(|l| l.node).max().unwrap_or(0) + 1
+    }
+}
