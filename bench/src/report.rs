@@ -1,0 +1,281 @@
+//! What a bench run leaves behind: the result file.
+//!
+//! A result file holds the raw samples and everything needed to repeat the run. Tables, verdicts
+//! and comparisons are computed from it, never stored in it, so that a better statistic can be
+//! applied to old files.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::stats::Better;
+
+/// Version of the result file's format. Raised when a reader of the old one would misread it.
+pub const SCHEMA: u32 = 1;
+
+/// The name under which results without any sched_ext scheduler are listed; always the baseline.
+pub const BASELINE: &str = "eevdf";
+
+/// A result file. Readers ignore keys that they do not know.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// Format version, see [`SCHEMA`].
+    pub schema: u32,
+    /// Where it ran: "in" is `host` or `vm`, the rest says which machine.
+    pub machine: BTreeMap<String, Value>,
+    /// Kernel release that ran the workloads.
+    pub kernel: String,
+    /// Seconds since the epoch at the start of the run.
+    #[serde(default)]
+    pub started_unix: u64,
+    /// False until every round has run: an interrupted or failed run leaves a valid, partial file.
+    #[serde(default)]
+    pub complete: bool,
+    /// The command line's options and program versions, to run it again.
+    #[serde(default)]
+    pub options: BTreeMap<String, Value>,
+    /// One entry per workload case, metric and scheduler.
+    pub results: Vec<Row>,
+}
+
+/// The samples of one metric of one workload case under one scheduler.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Row {
+    /// Workload name, for example `hackbench`.
+    pub workload: String,
+    /// The case's arguments and, where a workload has several metrics, the metric.
+    pub case: String,
+    /// The scheduler as given to `--sched`, or [`BASELINE`].
+    pub scheduler: String,
+    /// One value per round, in `unit`, in the order of the rounds. The warm-up run is not in it.
+    pub samples: Vec<f64>,
+    /// Unit of the samples: `s`, `us`, `requests/s`, ...
+    pub unit: String,
+    /// Which direction is an improvement.
+    #[serde(default)]
+    pub better: Better,
+    /// What the kernel and the scheduler counted, mean per run.
+    #[serde(default)]
+    pub counters: BTreeMap<String, f64>,
+    /// Why this row has fewer samples than asked for; absent when nothing went wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+}
+
+impl Default for Better {
+    fn default() -> Self {
+        Self::Lower
+    }
+}
+
+impl Row {
+    /// What a row is about, apart from the scheduler.
+    pub fn test(&self) -> (&str, &str) {
+        (&self.workload, &self.case)
+    }
+}
+
+impl Report {
+    /// An empty report of this machine, kernel and options.
+    pub fn new(
+        machine: BTreeMap<String, Value>,
+        kernel: String,
+        options: BTreeMap<String, Value>,
+    ) -> Self {
+        let started = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Self {
+            schema: SCHEMA,
+            machine,
+            kernel,
+            started_unix: started.map_or(0, |d| d.as_secs()),
+            complete: false,
+            options,
+            results: Vec::new(),
+        }
+    }
+
+    /// The row of a test under a scheduler, if it was measured.
+    pub fn row(&self, test: (&str, &str), scheduler: &str) -> Option<&Row> {
+        self.results
+            .iter()
+            .find(|r| r.test() == test && r.scheduler == scheduler)
+    }
+
+    /// The tests of the report, each once, in the order in which they were run.
+    pub fn tests(&self) -> Vec<(&str, &str)> {
+        distinct(self.results.iter().map(Row::test))
+    }
+
+    /// The schedulers of the report, the baseline first, then in the order in which they were run.
+    pub fn schedulers(&self) -> Vec<&str> {
+        let mut names = distinct(self.results.iter().map(|r| r.scheduler.as_str()));
+        names.sort_by_key(|name| *name != BASELINE);
+        names
+    }
+
+    /// Reads a result file; `-` is standard input.
+    pub fn load(path: &Path) -> Result<Self> {
+        let text = if path == Path::new("-") {
+            std::io::read_to_string(std::io::stdin())
+                .context("read a result file from standard input")?
+        } else {
+            std::fs::read_to_string(path).with_context(|| {
+                format!(
+                    "read the result file {}; make one with `magpie bench --json FILE`",
+                    path.display()
+                )
+            })?
+        };
+        let report: Self = serde_json::from_str(&text).with_context(|| {
+            format!(
+                "{} is not a result file of `magpie bench --json`",
+                path.display()
+            )
+        })?;
+        if report.schema != SCHEMA {
+            bail!(
+                "{} has result format {}, this program reads format {SCHEMA}: measure again, or use the version that wrote it",
+                path.display(),
+                report.schema
+            );
+        }
+        Ok(report)
+    }
+
+    /// Writes the report as JSON; `-` is standard output. A reader sees the old file or the whole
+    /// new one, never a part, whenever this program is killed.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let mut text = serde_json::to_string_pretty(self).context("encode the report")?;
+        text.push('\n');
+        write_atomically(path, &text)
+    }
+}
+
+/// Replaces `path` by `text` in one step (a temporary file beside it, then a rename).
+/// `-` is standard output, and something that is no regular file (`/dev/null`, a FIFO) is written
+/// as it is: to rename over it would remove it.
+pub fn write_atomically(path: &Path, text: &str) -> Result<()> {
+    if path == Path::new("-") {
+        let mut out = std::io::stdout().lock();
+        return out
+            .write_all(text.as_bytes())
+            .and_then(|()| out.flush())
+            .context("write to standard output");
+    }
+    let context = || {
+        format!(
+            "write {}: is its folder there, and writable?",
+            path.display()
+        )
+    };
+    if path.exists() && !path.is_file() {
+        return std::fs::write(path, text).with_context(context);
+    }
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let mut file = tempfile::Builder::new()
+        .prefix(".magpie-bench-")
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
+        .tempfile_in(folder)
+        .with_context(context)?;
+    file.write_all(text.as_bytes()).with_context(context)?;
+    file.as_file().sync_all().with_context(context)?;
+    file.persist(path).with_context(context)?;
+    Ok(())
+}
+
+fn distinct<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
+    let mut seen = Vec::new();
+    for item in items {
+        if !seen.contains(&item) {
+            seen.push(item);
+        }
+    }
+    seen
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A report of one lower-is-better case `-g 1` of hackbench, from scheduler names and samples.
+    pub(crate) fn report_of(rows: &[(&str, &[f64])]) -> Report {
+        let mut report = Report::new(BTreeMap::new(), "7.2.12-test".into(), BTreeMap::new());
+        report.complete = true;
+        report.results = rows
+            .iter()
+            .map(|(scheduler, samples)| Row {
+                workload: "hackbench".into(),
+                case: "-g 1".into(),
+                scheduler: (*scheduler).into(),
+                samples: samples.to_vec(),
+                unit: "s".into(),
+                ..Row::default()
+            })
+            .collect();
+        report
+    }
+
+    #[test]
+    fn the_file_has_the_promised_keys() {
+        let json = serde_json::to_value(report_of(&[("eevdf", &[0.5, 0.75])])).unwrap();
+        assert_eq!(json["schema"], 1);
+        assert!(json["machine"].is_object() && json["kernel"].is_string());
+        let row = &json["results"][0];
+        assert_eq!(row["workload"], "hackbench");
+        assert_eq!(row["case"], "-g 1");
+        assert_eq!(row["scheduler"], "eevdf");
+        assert_eq!(row["samples"], serde_json::json!([0.5, 0.75]));
+        assert_eq!(row["unit"], "s");
+        assert_eq!(row["better"], "lower");
+        assert!(row["counters"].is_object());
+    }
+
+    #[test]
+    fn the_minimal_file_of_the_format_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("old.json");
+        std::fs::write(
+            &path,
+            r#"{"schema":1,"machine":{},"kernel":"7.2","results":[{"workload":"hackbench","case":"-g 1 -l 100",
+               "scheduler":"eevdf","samples":[1.0],"unit":"s","better":"lower","counters":{}}],"more":true}"#,
+        )
+        .unwrap();
+        assert_eq!(Report::load(&path).unwrap().results[0].samples, [1.0]);
+    }
+
+    #[test]
+    fn saving_replaces_the_file_and_leaves_nothing_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("result.json");
+        std::fs::write(&path, "old").unwrap();
+        report_of(&[("eevdf", &[1.0])]).save(&path).unwrap();
+        assert_eq!(Report::load(&path).unwrap().results.len(), 1);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn bad_files_are_refused_with_a_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("bad.json");
+        let missing = format!("{:#}", Report::load(&path).unwrap_err());
+        assert!(missing.contains("magpie bench --json"), "{missing}");
+        std::fs::write(
+            &path,
+            r#"{"schema":9,"machine":{},"kernel":"","results":[]}"#,
+        )
+        .unwrap();
+        let future = format!("{:#}", Report::load(&path).unwrap_err());
+        assert!(future.contains("format 9"), "{future}");
+        let nowhere = report_of(&[])
+            .save(&folder.path().join("no/such/file"))
+            .unwrap_err();
+        assert!(format!("{nowhere:#}").contains("folder"));
+    }
+}

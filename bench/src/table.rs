@@ -1,0 +1,251 @@
+//! Turns a report into the table that the kernel's scheduler list knows, as text and as Markdown.
+//!
+//! A cell reads `0.93 [  7.10]( 2.11)`: the average normalized to the baseline, the improvement in
+//! percent (positive is better, whichever direction that is for the metric), and the coefficient of
+//! variation in percent. `same` behind it means that the test found no real difference, `few` that
+//! there were too few rounds to find one.
+
+use std::fmt::Write as _;
+
+use crate::report::{BASELINE, Report, Row};
+use crate::stats::{Average, Better, Verdict, judge, variation_percent};
+
+/// How the table is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// Aligned columns for a terminal or a plain-text mail.
+    Text,
+    /// A Markdown table.
+    Markdown,
+}
+
+/// One scheduler's result against the baseline's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Relation {
+    /// Average over the baseline's average.
+    pub normalized: f64,
+    /// Percent by which it is better; negative is worse.
+    pub improvement: f64,
+    /// Whether the difference is real.
+    pub verdict: Verdict,
+}
+
+/// Compares a row with the baseline's row. None when either has no usable samples.
+pub fn relate(base: &Row, row: &Row) -> Option<Relation> {
+    let average = Average::for_unit(&row.unit);
+    let (reference, value) = (average.of(&base.samples), average.of(&row.samples));
+    if !reference.is_finite() || !value.is_finite() || reference == 0.0 {
+        return None;
+    }
+    let normalized = value / reference;
+    let improvement = match row.better {
+        Better::Lower => 100.0 * (1.0 - normalized),
+        Better::Higher => 100.0 * (normalized - 1.0),
+    };
+    Some(Relation {
+        normalized,
+        improvement,
+        verdict: judge(&base.samples, &row.samples),
+    })
+}
+
+/// The whole table, one block per workload, with a legend. Empty for a report without results.
+pub fn render(report: &Report, style: Style) -> String {
+    let schedulers = report.schedulers();
+    let mut text = String::new();
+    let mut workloads: Vec<&str> = report
+        .tests()
+        .iter()
+        .map(|(workload, _)| *workload)
+        .collect();
+    workloads.dedup();
+    for workload in &workloads {
+        let mut lines = vec![header(workload, &schedulers)];
+        lines.extend(
+            report
+                .tests()
+                .into_iter()
+                .filter(|(name, _)| name == workload)
+                .map(|test| line(report, test, &schedulers)),
+        );
+        match style {
+            Style::Text => write_text(&mut text, &lines),
+            Style::Markdown => write_markdown(&mut text, &lines),
+        }
+        text.push('\n');
+    }
+    if !workloads.is_empty() {
+        text.push_str(LEGEND);
+    }
+    text
+}
+
+const LEGEND: &str = "\
+normalized to eevdf [improvement %](coefficient of variation %); averages are arithmetic, harmonic for rates.
+same: no real difference (Mann-Whitney U, p >= 0.05); few: too few rounds to tell (at least 4 are needed).
+";
+
+fn header(workload: &str, schedulers: &[&str]) -> Vec<String> {
+    let mut cells = vec![workload.to_string(), format!("{BASELINE} average")];
+    cells.extend(schedulers.iter().map(|s| (*s).to_string()));
+    cells
+}
+
+fn line(report: &Report, test: (&str, &str), schedulers: &[&str]) -> Vec<String> {
+    let base = report.row(test, BASELINE);
+    let average = match base {
+        Some(row) if !row.samples.is_empty() => {
+            format!(
+                "{} {}",
+                significant(Average::for_unit(&row.unit).of(&row.samples)),
+                row.unit
+            )
+        }
+        _ => "-".into(),
+    };
+    let mut cells = vec![test.1.to_string(), average];
+    cells.extend(schedulers.iter().map(|s| cell(base, report.row(test, s))));
+    cells
+}
+
+fn cell(base: Option<&Row>, row: Option<&Row>) -> String {
+    let Some(row) = row else { return "-".into() };
+    if row.failed.is_some() {
+        return "FAILED".into();
+    }
+    let Some(relation) = base.and_then(|base| relate(base, row)) else {
+        return "-".into();
+    };
+    let mut text = format!(
+        "{:.2} [{:>6.2}]({:>5.2})",
+        relation.normalized,
+        // The list writes the baseline's own improvement as -0.00.
+        if row.scheduler == BASELINE {
+            -0.0
+        } else {
+            relation.improvement
+        },
+        variation_percent(&row.samples)
+    );
+    if row.scheduler != BASELINE {
+        match relation.verdict {
+            Verdict::Different => {}
+            Verdict::Same => text.push_str(" same"),
+            Verdict::TooFew => text.push_str(" few"),
+        }
+    }
+    text
+}
+
+/// Four significant digits: enough to see a per-mille, few enough to read.
+fn significant(value: f64) -> String {
+    let magnitude = if value == 0.0 {
+        0
+    } else {
+        value.abs().log10().floor() as i32
+    };
+    let decimals = (3 - magnitude).clamp(0, 9) as usize;
+    format!("{value:.decimals$}")
+}
+
+fn write_text(text: &mut String, lines: &[Vec<String>]) {
+    let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |c: usize| {
+        lines
+            .iter()
+            .filter_map(|l| l.get(c))
+            .map(|s| s.chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    for line in lines {
+        let mut row = String::new();
+        for (cell, width) in line.iter().zip(&widths) {
+            let _ = write!(row, "{cell:<width$}  ");
+        }
+        text.push_str(row.trim_end());
+        text.push('\n');
+    }
+}
+
+fn write_markdown(text: &mut String, lines: &[Vec<String>]) {
+    for (i, line) in lines.iter().enumerate() {
+        let escaped: Vec<String> = line.iter().map(|cell| cell.replace('|', "\\|")).collect();
+        let _ = writeln!(text, "| {} |", escaped.join(" | "));
+        if i == 0 {
+            let _ = writeln!(text, "|{}", "---|".repeat(line.len()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::report_of;
+
+    const BASE: &[f64] = &[1.00, 1.02, 0.98, 1.01, 0.99];
+
+    #[test]
+    fn cells_have_the_format_of_the_kernel_list() {
+        let report = report_of(&[
+            ("eevdf", BASE),
+            ("scx_magpie", &[0.90, 0.91, 0.89, 0.90, 0.90]),
+        ]);
+        let text = render(&report, Style::Text);
+        assert!(text.contains("1.00 [ -0.00]( 1.58)"), "{text}");
+        assert!(text.contains("0.90 [ 10.00]( 0.79)\n"), "{text}");
+        assert!(text.contains("1.000 s"), "{text}");
+    }
+
+    #[test]
+    fn differences_that_are_not_real_are_marked() {
+        let report = report_of(&[
+            ("eevdf", BASE),
+            ("scx_a", &[1.0, 1.01, 0.99, 1.03, 0.97]),
+            ("scx_b", &[0.5, 0.5]),
+        ]);
+        let text = render(&report, Style::Text);
+        assert!(text.contains("( 2.24) same"), "{text}");
+        // Two runs can never be told from five.
+        assert!(text.contains("0.50 [ 50.00]( 0.00) few"), "{text}");
+    }
+
+    #[test]
+    fn higher_is_better_for_rates() {
+        let mut report = report_of(&[("eevdf", &[100.0; 5]), ("scx_a", &[110.0; 5])]);
+        for row in &mut report.results {
+            row.unit = "requests/s".into();
+            row.better = Better::Higher;
+        }
+        assert!(render(&report, Style::Text).contains("1.10 [ 10.00]( 0.00)\n"));
+    }
+
+    #[test]
+    fn failed_and_missing_rows_are_shown_as_such() {
+        let mut report = report_of(&[("eevdf", BASE), ("scx_a", &[])]);
+        report.results[1].failed = Some("runnable task stall".into());
+        let text = render(&report, Style::Text);
+        assert!(text.contains("FAILED"), "{text}");
+        assert_eq!(render(&report_of(&[]), Style::Text), "");
+    }
+
+    #[test]
+    fn markdown_is_a_table() {
+        let text = render(
+            &report_of(&[("scx_a", BASE), ("eevdf", BASE)]),
+            Style::Markdown,
+        );
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "| hackbench | eevdf average | eevdf | scx_a |");
+        assert_eq!(lines[1], "|---|---|---|---|");
+        assert!(lines[2].starts_with("| -g 1 | 1.000 s | 1.00 [ -0.00]( 1.58) | 1.00 ["));
+    }
+
+    #[test]
+    fn averages_keep_four_digits() {
+        assert_eq!(significant(0.003_741_9), "0.003742");
+        assert_eq!(significant(12_345.6), "12346");
+        assert_eq!(significant(0.0), "0.000");
+    }
+}
