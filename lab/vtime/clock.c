@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * What the guest and QEMU read as the time.
+ *
+ * One clock for all. A vCPU that reads it reads its own local time, exact to
+ * the block, unless another has already read a later one: then that. So time
+ * never runs backwards, not even between CPUs that talk to each other, and a
+ * reading is at most a window ahead of the reader's local time.
+ *
+ * The main loop reads a time that stands still from one ppoll() to the next:
+ * it computes a timer's deadline and its distance from now in two readings,
+ * and the deadline comes out exact only if they agree.
+ */
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "vtime.h"
+
+static int64_t latest_ns = EPOCH_NS;
+static int64_t main_ns = EPOCH_NS;
+
+int64_t clock_now(void)
+{
+	int64_t latest, t;
+
+	if (mainloop_is_self())
+		return main_ns;
+
+	t = turn_now();
+	if (self) {
+		const int64_t local = vcpu_local_now(self);
+
+		self->clock_reads++;
+		if (local > t)
+			t = local;
+	}
+	latest = READ_ONCE(latest_ns);
+	while (t > latest) {
+		if (__atomic_compare_exchange_n(&latest_ns, &latest, t, false, __ATOMIC_ACQ_REL,
+						__ATOMIC_RELAXED))
+			return t;
+	}
+	return latest;
+}
+
+/* The main loop begins to work: this is its time until it waits again. */
+void clock_freeze_main(int64_t now_ns)
+{
+	const int64_t latest = READ_ONCE(latest_ns);
+
+	main_ns = latest > now_ns ? latest : now_ns;
+}
+
+/* Replaces QEMU's cpu_get_ticks(), the x86 time stamp counter. */
+int64_t clock_ticks(void)
+{
+	return (clock_now() - EPOCH_NS) * options.tsc_mhz / 1000;
+}
+
+/* The host's time: not through the C library, where we are in the way. */
+int64_t real_now(void)
+{
+	struct timespec t;
+
+	syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000LL + t.tv_nsec;
+}

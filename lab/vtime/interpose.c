@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The functions of the C library that QEMU calls through us: the clock and
+ * condition variables (mainloop.c has ppoll and write). In any other process,
+ * and before the plugin is installed, they do what the C library does.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "vtime.h"
+
+static int (*libc_cond_wait)(pthread_cond_t *cond, pthread_mutex_t *mutex);
+static int (*libc_cond_broadcast)(pthread_cond_t *cond);
+static int (*libc_cond_signal)(pthread_cond_t *cond);
+
+/* Without the version dlsym() finds the old, incompatible condition variables. */
+static void *libc_cond(const char *name)
+{
+	void *function = dlvsym(RTLD_NEXT, name, "GLIBC_2.3.2");
+
+	if (!function) {
+		fprintf(stderr, "magpie-vtime: the C library has no %s of version GLIBC_2.3.2: "
+				"an x86-64 glibc is needed\n", name);
+		_exit(1);
+	}
+	return function;
+}
+
+__attribute__((constructor)) static void find_libc_functions(void)
+{
+	libc_cond_wait = libc_cond("pthread_cond_wait");
+	libc_cond_broadcast = libc_cond("pthread_cond_broadcast");
+	libc_cond_signal = libc_cond("pthread_cond_signal");
+}
+
+void futex_wait(uint32_t *word, uint32_t value)
+{
+	syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+
+void futex_wake(uint32_t *word)
+{
+	syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+EXPORT int clock_gettime(clockid_t id, struct timespec *t)
+{
+	int64_t now;
+	long failed;
+
+	if (!is_active || id != CLOCK_MONOTONIC) {
+		/* Not the vDSO, but outside of virtual time nobody asks often. */
+		failed = syscall(SYS_clock_gettime, id, t);
+		return failed ? -1 : 0;
+	}
+	now = clock_now();
+	t->tv_sec = now / 1000000000LL;
+	t->tv_nsec = now % 1000000000LL;
+	return 0;
+}
+
+EXPORT int pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
+{
+	if (is_active && self && self->halting) {
+		vcpu_idle_wait(self, cond, mutex);
+		return 0;
+	}
+	/*
+	 * A wait with the big lock is one for vCPUs to stop or to run a work
+	 * item. The other waits, for exclusive sections, need nothing: who is
+	 * waited for executes, and who does not execute is not waited for.
+	 */
+	if (is_active && vcpu_is_big_lock(mutex))
+		turn_release_all();
+	return libc_cond_wait(cond, mutex);
+}
+
+static void tell_vcpu(const pthread_cond_t *cond)
+{
+	struct vcpu *v = is_active ? vcpu_by_cond(cond) : NULL;
+
+	if (v)
+		turn_wake(v);
+}
+
+EXPORT int pthread_cond_broadcast(pthread_cond_t *cond)
+{
+	tell_vcpu(cond);
+	return libc_cond_broadcast(cond);
+}
+
+EXPORT int pthread_cond_signal(pthread_cond_t *cond)
+{
+	tell_vcpu(cond);
+	return libc_cond_signal(cond);
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * QEMU's main loop, which serves the guest's timers, waits in ppoll() for its
+ * files or for the next timer. Here it waits for its files or for virtual time
+ * to reach the next timer: the time limit is taken off, and an eventfd added
+ * that turn.c writes when the time has come.
+ *
+ * Interposed: ppoll() of the main thread, and write() of the vCPU threads,
+ * which shows when one of them wants the main loop to look again.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "vtime.h"
+
+#define MAX_POLLED 256
+
+static pthread_t main_thread;
+static int wake_fd = -1;
+/* Changed by the main loop only, while it is not waiting. */
+static int polled[MAX_POLLED];
+static size_t nr_polled;
+
+void mainloop_init(void)
+{
+	main_thread = pthread_self();
+	wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+	if (wake_fd < 0) {
+		perror("magpie-vtime: eventfd");
+		exit(1);
+	}
+}
+
+bool mainloop_is_self(void)
+{
+	return is_active && pthread_equal(pthread_self(), main_thread);
+}
+
+bool mainloop_polls(int fd)
+{
+	for (size_t i = 0; i < nr_polled; i++)
+		if (polled[i] == fd)
+			return true;
+	return false;
+}
+
+static int real_ppoll(struct pollfd *fds, nfds_t nr, const struct timespec *timeout,
+		      const sigset_t *mask)
+{
+	struct timespec copy;
+
+	/* The system call changes its timeout, the function does not. */
+	if (timeout)
+		copy = *timeout;
+	return syscall(SYS_ppoll, fds, nr, timeout ? &copy : NULL, mask, mask ? 8 : 0);
+}
+
+EXPORT int ppoll(struct pollfd *fds, nfds_t nr, const struct timespec *timeout,
+		 const sigset_t *mask)
+{
+	struct pollfd all[MAX_POLLED + 1];
+	int64_t deadline_ns = NEVER;
+	int found;
+
+	if (!mainloop_is_self() || nr > MAX_POLLED ||
+	    (timeout && !timeout->tv_sec && !timeout->tv_nsec))
+		return real_ppoll(fds, nr, timeout, mask);
+
+	memcpy(all, fds, nr * sizeof(*fds));
+	all[nr] = (struct pollfd){ .fd = wake_fd, .events = POLLIN };
+	for (size_t i = 0; i < nr; i++)
+		polled[i] = fds[i].fd;
+	nr_polled = nr;
+	if (timeout)
+		deadline_ns = clock_now() + timeout->tv_sec * 1000000000LL + timeout->tv_nsec;
+
+	turn_main_waits(deadline_ns, wake_fd);
+	found = real_ppoll(all, nr + 1, NULL, mask);
+	turn_main_woken();
+
+	if (found > 0 && all[nr].revents) {
+		uint64_t count;
+
+		if (read(wake_fd, &count, sizeof(count)) < 0)
+			perror("magpie-vtime: eventfd");
+		found--;
+	}
+	memcpy(fds, all, nr * sizeof(*fds));
+	return found;
+}
+
+EXPORT ssize_t write(int fd, const void *data, size_t size)
+{
+	const ssize_t written = syscall(SYS_write, fd, data, size);
+
+	/* Event notifiers, QEMU's and GLib's, are eventfds: writes of 8 bytes. */
+	if (is_active && self && size == sizeof(uint64_t))
+		turn_main_notified(fd);
+	return written;
+}

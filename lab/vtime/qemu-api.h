@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The part of QEMU that the plugin uses, declared here because Debian ships
+ * no plugin header.
+ *
+ * Two groups. The first is the plugin API, version 4 (QEMU 9.2 and later), a
+ * stable interface. The second is four functions of the emulator itself,
+ * which QEMU exports because it links with --export-dynamic; patch.c checks
+ * that each exists before it changes anything, and refuses to start where one
+ * does not.
+ *
+ * All are weak: the same object is also loaded by LD_PRELOAD, before QEMU's
+ * symbols can be relied on.
+ */
+#ifndef MAGPIE_VTIME_QEMU_API_H
+#define MAGPIE_VTIME_QEMU_API_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define QEMU_API __attribute__((weak))
+
+typedef uint64_t qemu_plugin_id_t;
+
+struct qemu_plugin_tb;
+struct qemu_plugin_scoreboard;
+
+typedef struct qemu_info_t {
+	const char *target_name;
+	struct {
+		int min;
+		int cur;
+	} version;
+	bool system_emulation;
+	union {
+		struct {
+			int smp_vcpus;
+			int max_vcpus;
+		} system;
+	};
+} qemu_info_t;
+
+typedef struct {
+	struct qemu_plugin_scoreboard *score;
+	size_t offset;
+} qemu_plugin_u64;
+
+enum { QEMU_PLUGIN_CB_NO_REGS = 0 };
+enum { QEMU_PLUGIN_COND_GE = 7 };
+enum { QEMU_PLUGIN_INLINE_ADD_U64 = 0 };
+
+typedef void (*vcpu_cb)(qemu_plugin_id_t id, unsigned int index);
+typedef void (*tb_cb)(qemu_plugin_id_t id, struct qemu_plugin_tb *tb);
+typedef void (*exec_cb)(unsigned int index, void *userdata);
+typedef void (*exit_cb)(qemu_plugin_id_t id, void *userdata);
+
+QEMU_API struct qemu_plugin_scoreboard *qemu_plugin_scoreboard_new(size_t size);
+QEMU_API void *qemu_plugin_scoreboard_find(struct qemu_plugin_scoreboard *score,
+					   unsigned int index);
+QEMU_API size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *tb);
+QEMU_API void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t id, tb_cb cb);
+QEMU_API void qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(struct qemu_plugin_tb *tb, int op,
+								qemu_plugin_u64 entry,
+								uint64_t imm);
+QEMU_API void qemu_plugin_register_vcpu_tb_exec_cond_cb(struct qemu_plugin_tb *tb, exec_cb cb,
+							int flags, int cond, qemu_plugin_u64 entry,
+							uint64_t imm, void *userdata);
+QEMU_API void qemu_plugin_register_vcpu_init_cb(qemu_plugin_id_t id, vcpu_cb cb);
+QEMU_API void qemu_plugin_register_vcpu_idle_cb(qemu_plugin_id_t id, vcpu_cb cb);
+QEMU_API void qemu_plugin_register_vcpu_resume_cb(qemu_plugin_id_t id, vcpu_cb cb);
+QEMU_API void qemu_plugin_register_atexit_cb(qemu_plugin_id_t id, exit_cb cb, void *userdata);
+
+/* The emulator's own: a vCPU is opaque here. */
+typedef struct CPUState CPUState;
+
+QEMU_API int cpu_exec(CPUState *cpu);
+QEMU_API void cpu_exec_start(CPUState *cpu);
+QEMU_API void cpu_exec_end(CPUState *cpu);
+QEMU_API void cpu_exit(CPUState *cpu);
+
+/* What cpu_exec() returns when it was asked to leave (include/exec/cpu-common.h). */
+enum { EXCP_INTERRUPT = 0x10000 };
+
+#endif

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The fidelity report: a JSON object with the machine, what it did, and how
+ * well the promises of the method were kept.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "vtime.h"
+
+static int64_t real_start_ns;
+static const char *target_name;
+
+void report_start(const char *target)
+{
+	real_start_ns = real_now();
+	target_name = target;
+}
+
+static void write_vcpus(FILE *f)
+{
+	fprintf(f, "  \"vcpus\": [\n");
+	for (unsigned int i = 0; i < nr_vcpus; i++) {
+		const struct vcpu *v = &vcpus[i];
+
+		fprintf(f, "    {\"instructions\": %" PRIu64 ", \"idle_ns\": %" PRId64
+			   ", \"shared_ns\": %" PRId64 "}%s\n",
+			v->insns, v->idle_ns, v->shared_ns, i + 1 < nr_vcpus ? "," : "");
+	}
+	fprintf(f, "  ]\n");
+}
+
+void report_write(const char *end)
+{
+	const double real_s = (real_now() - real_start_ns) / 1e9;
+	const double virtual_s = (turn_now() - EPOCH_NS) / 1e9;
+	uint64_t insns = 0, quanta = 0, clock_reads = 0;
+	FILE *f = stderr;
+
+	for (unsigned int i = 0; i < nr_vcpus; i++) {
+		insns += vcpus[i].insns;
+		quanta += vcpus[i].quanta;
+		clock_reads += vcpus[i].clock_reads;
+	}
+	if (options.report) {
+		f = fopen(options.report, "w");
+		if (!f) {
+			fprintf(stderr, "magpie-vtime: cannot write the report to %s: %s\n",
+				options.report, strerror(errno));
+			return;
+		}
+	}
+	fprintf(f, "{\n  \"end\": \"%s\",\n  \"target\": \"%s\",\n  \"cpus\": %u,\n", end,
+		target_name, nr_vcpus);
+	fprintf(f,
+		"  \"mips\": %g,\n  \"quantum\": %" PRIu64 ",\n  \"window_ns\": %" PRId64
+		",\n  \"smt_factor\": %g,\n  \"threads_per_core\": %u,\n  \"turns\": %u,\n"
+		"  \"deterministic\": %s,\n",
+		options.mips, options.quantum, options.window_ns, options.smt_factor,
+		options.threads, options.turns, options.deterministic ? "true" : "false");
+	fprintf(f,
+		"  \"real_seconds\": %.3f,\n  \"virtual_seconds\": %.9f,\n"
+		"  \"instructions\": %" PRIu64 ",\n  \"real_mips\": %.1f,\n",
+		real_s, virtual_s, insns, insns / real_s / 1e6);
+	fprintf(f,
+		"  \"windows_broken\": %" PRIu64 ",\n  \"beyond_turn_max_ns\": %" PRId64
+		",\n  \"timer_late_max_ns\": %" PRId64 ",\n",
+		counters.broken, counters.beyond_max_ns, counters.late_max_ns);
+	fprintf(f,
+		"  \"turns_given\": %" PRIu64 ",\n  \"quanta\": %" PRIu64
+		",\n  \"slow_quanta\": %" PRIu64 ",\n  \"idle_jumps\": %" PRIu64
+		",\n  \"timer_calls\": %" PRIu64 ",\n  \"notify_calls\": %" PRIu64
+		",\n  \"host_calls\": %" PRIu64 ",\n  \"clock_reads\": %" PRIu64 ",\n",
+		counters.turns, quanta, counters.slow_quanta, counters.jumps, counters.timer_calls,
+		counters.notify_calls, counters.host_calls, clock_reads);
+	write_vcpus(f);
+	fprintf(f, "}\n");
+	if (f != stderr)
+		fclose(f);
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Simultaneous multithreading: hardware threads of one core share it, so each
+ * of two busy ones runs at a fraction of the speed that it has alone.
+ *
+ * QEMU numbers the threads of a core one after the other. The sibling's state
+ * is sampled at each quantum end, so the error at each change is at most a
+ * quantum. Busy means not halted: a guest that polls while idle is busy, as it
+ * is on a real machine.
+ */
+#include "vtime.h"
+
+static uint32_t alone_ps, shared_ps;
+
+void smt_init(void)
+{
+	alone_ps = 1e6 / options.mips + 0.5;
+	shared_ps = 1e6 / options.mips / options.smt_factor + 0.5;
+}
+
+static bool is_busy(const struct vcpu *v)
+{
+	const enum vcpu_state state = READ_ONCE(v->state);
+
+	return state == VCPU_RUNNING || state == VCPU_READY;
+}
+
+static bool has_busy_sibling(const struct vcpu *v)
+{
+	const unsigned int index = v - vcpus;
+	const unsigned int first = index - index % options.threads;
+
+	for (unsigned int i = first; i < first + options.threads && i < nr_vcpus; i++)
+		if (i != index && is_busy(&vcpus[i]))
+			return true;
+	return false;
+}
+
+uint32_t smt_cost_ps(const struct vcpu *v)
+{
+	return options.threads > 1 && has_busy_sibling(v) ? shared_ps : alone_ps;
+}
+
+/* Was the quantum that v counts now one of a shared core? */
+bool smt_is_shared(const struct vcpu *v)
+{
+	return options.threads > 1 && v->cost_ps == shared_ps;
+}

@@ -1,0 +1,490 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Virtual time, windows, and who runs next.
+ *
+ * Invariants, all under `lock`:
+ *
+ *  1. now_ns, the machine's virtual time, is the least local time of the
+ *     vCPUs that are ready or running; when there is none it jumps to the
+ *     next timer, so that idle time costs nothing.
+ *  2. now_ns never passes the deadline of the main loop's next timer before
+ *     the main loop has served it; no turn goes beyond it either.
+ *  3. A turn ends a window after the least local time of the others.
+ *  4. The next turn goes to the ready vCPU that is furthest behind. Ties go
+ *     to the lower index, so that the order is the same in every run.
+ *
+ *	            kick                turn given
+ *	 IDLE ───────────────▶ READY ───────────────▶ RUNNING
+ *	  ▲                      ▲                     │   │
+ *	  │ halts                └─────────────────────┘   │
+ *	  └────────────────────────────────────────────────┘
+ *	                          limit reached, others are behind
+ *
+ * Deterministic mode has one turn, and treats the main loop as one more that
+ * takes turns: while it works no vCPU does, and it begins only when none does.
+ */
+#include <string.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "vtime.h"
+
+enum main_state {
+	MAIN_BUSY,	/* serves timers or I/O, may set new timers */
+	MAIN_WAITS,	/* in ppoll() until main_deadline_ns */
+	MAIN_CALLED,	/* has a reason to return from ppoll(), has not yet */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int64_t now_ns = EPOCH_NS;
+static unsigned int running;
+static uint32_t release;
+
+static enum main_state main_state = MAIN_BUSY;
+static int64_t main_deadline_ns = NEVER;
+static int64_t main_hold_ns = EPOCH_NS;	/* no turn beyond it while the main loop is busy */
+static bool main_renotified;
+static bool main_asleep;
+static uint32_t main_word;
+static int main_eventfd = -1;
+
+/* A running vCPU should look at the others at its next quantum end. */
+static bool wanted;
+
+/*
+ * The scans below visit every vCPU at every turn: two dense arrays instead of
+ * the vCPUs themselves, 2 KiB each for 256 of them.
+ */
+static int64_t active_ns[MAX_VCPUS];	/* local time if ready or running, else NEVER */
+static int64_t ready_ns[MAX_VCPUS];	/* local time if ready, else NEVER */
+
+/* Wakeups are system calls: they are collected and made after the unlock. */
+static __thread struct vcpu *to_wake[MAX_VCPUS];
+static __thread unsigned int nr_to_wake;
+static __thread bool call_main, let_main_go;
+
+static void turn_lock(void)
+{
+	pthread_mutex_lock(&lock);
+}
+
+static void turn_unlock(void)
+{
+	bool call = call_main, let_go = let_main_go;
+	unsigned int nr = nr_to_wake;
+	int fd = main_eventfd;
+
+	call_main = false;
+	let_main_go = false;
+	nr_to_wake = 0;
+	pthread_mutex_unlock(&lock);
+
+	for (unsigned int i = 0; i < nr; i++)
+		futex_wake(&to_wake[i]->turn_word);
+	if (let_go)
+		futex_wake(&main_word);
+	if (call) {
+		const uint64_t one = 1;
+
+		if (write(fd, &one, sizeof(one)) < 0)
+			perror("magpie-vtime: cannot wake QEMU's main loop");
+	}
+}
+
+static void set_state(struct vcpu *v, enum vcpu_state state)
+{
+	const size_t i = v - vcpus;
+
+	if (v->state == VCPU_RUNNING)
+		running--;
+	if (state == VCPU_RUNNING)
+		running++;
+	__atomic_store_n(&v->state, state, __ATOMIC_SEQ_CST);
+	WRITE_ONCE(active_ns[i], state == VCPU_READY || state == VCPU_RUNNING ? v->local_ns : NEVER);
+	ready_ns[i] = state == VCPU_READY ? v->local_ns : NEVER;
+}
+
+static void let_look(struct vcpu *v)
+{
+	v->turn_word++;
+	if (v->asleep) {
+		v->asleep = false;
+		to_wake[nr_to_wake++] = v;
+	}
+}
+
+/* The vCPU's own thread: sleep until something of interest has changed. */
+static void sleep_until_let(struct vcpu *v)
+{
+	const uint32_t word = v->turn_word;
+
+	v->asleep = true;
+	turn_unlock();
+	futex_wait(&v->turn_word, word);
+	turn_lock();
+	v->asleep = false;
+}
+
+static int64_t least_active(const struct vcpu *except)
+{
+	const size_t skip = except ? (size_t)(except - vcpus) : MAX_VCPUS;
+	int64_t least = NEVER;
+
+	for (size_t i = 0; i < nr_vcpus; i++) {
+		const int64_t t = READ_ONCE(active_ns[i]);
+
+		if (t < least && i != skip)
+			least = t;
+	}
+	return least;
+}
+
+static struct vcpu *furthest_behind(void)
+{
+	int64_t least = NEVER;
+	struct vcpu *v = NULL;
+
+	for (size_t i = 0; i < nr_vcpus; i++) {
+		if (ready_ns[i] < least) {
+			least = ready_ns[i];
+			v = &vcpus[i];
+		}
+	}
+	return v;
+}
+
+static int64_t horizon(void)
+{
+	return main_state == MAIN_WAITS ? main_deadline_ns : main_hold_ns;
+}
+
+static int64_t turn_limit(const struct vcpu *v)
+{
+	const int64_t others = least_active(v), end = horizon();
+
+	if (others == NEVER || others + options.window_ns > end)
+		return end;
+	return others + options.window_ns;
+}
+
+static bool main_has_precedence(void)
+{
+	return options.deterministic && main_state != MAIN_WAITS;
+}
+
+static void advance_time(void)
+{
+	int64_t t = least_active(NULL);
+
+	if (t == NEVER) {
+		if (main_state != MAIN_WAITS || main_deadline_ns == NEVER)
+			return;
+		t = main_deadline_ns;
+		if (t > now_ns)
+			counters.jumps++;
+	}
+	if (t > horizon())
+		t = horizon();
+	if (t > now_ns)
+		__atomic_store_n(&now_ns, t, __ATOMIC_RELEASE);
+
+	if (main_state == MAIN_WAITS && now_ns >= main_deadline_ns) {
+		counters.timer_calls++;
+		main_state = MAIN_CALLED;
+		main_hold_ns = now_ns;
+		call_main = true;
+	}
+}
+
+/* Whatever has changed: bring time and turns up to date. */
+static void dispatch(void)
+{
+	struct vcpu *v;
+
+	advance_time();
+	while (!main_has_precedence() && running < options.turns) {
+		int64_t limit;
+
+		v = furthest_behind();
+		if (!v)
+			break;
+		limit = turn_limit(v);
+		if (v->local_ns >= limit)
+			break;
+		WRITE_ONCE(v->limit_ns, limit);
+		v->is_fresh = true;
+		counters.turns++;
+		set_state(v, VCPU_RUNNING);
+		let_look(v);
+	}
+	if (main_has_precedence() && main_asleep && !running) {
+		main_word++;
+		main_asleep = false;
+		let_main_go = true;
+	}
+	WRITE_ONCE(wanted, main_has_precedence() ||
+			   (running < options.turns && furthest_behind()));
+}
+
+/* Was the promise of the window kept? A block is counted whole, so one of slack. */
+static void check_window(const struct vcpu *v)
+{
+	const int64_t beyond = v->local_ns - v->limit_ns;
+
+	if (beyond > counters.beyond_max_ns)
+		counters.beyond_max_ns = beyond;
+	if (beyond > (int64_t)MAX_BLOCK_INSNS * v->cost_ps / 1000)
+		counters.broken++;
+}
+
+/* Does the general release concern it? Once for each. */
+static bool is_released(struct vcpu *v)
+{
+	if (v->seen_release == release)
+		return false;
+	v->seen_release = release;
+	return true;
+}
+
+static void become_ready(struct vcpu *v, int64_t at_ns)
+{
+	if (v->state == VCPU_IDLE && at_ns > v->idle_since_ns)
+		v->idle_ns += at_ns - v->idle_since_ns;
+	if (v->local_ns < at_ns)
+		v->local_ns = at_ns;
+	set_state(v, VCPU_READY);
+
+	/* Whoever runs must not leave this one behind. It looks at its next quantum end. */
+	for (size_t i = 0; i < nr_vcpus; i++) {
+		const int64_t limit = v->local_ns + options.window_ns;
+
+		if (vcpus[i].state == VCPU_RUNNING && vcpus[i].limit_ns > limit)
+			WRITE_ONCE(vcpus[i].limit_ns, limit);
+	}
+}
+
+void turn_init(void)
+{
+	for (size_t i = 0; i < MAX_VCPUS; i++) {
+		active_ns[i] = NEVER;
+		ready_ns[i] = NEVER;
+		vcpus[i].local_ns = EPOCH_NS;
+	}
+}
+
+/*
+ * The vCPU's own thread, before it executes guest code: wait for a turn.
+ * False if it has none but should look for work in QEMU first.
+ */
+bool turn_take(struct vcpu *v)
+{
+	bool has_turn;
+
+	/* Only its own thread ends a turn, so no lock to see that it lasts. */
+	if (v->state == VCPU_RUNNING && !v->yields)
+		return true;
+
+	turn_lock();
+	if (v->state == VCPU_RUNNING) {
+		v->yields = false;
+		vcpu_count(v);
+		check_window(v);
+		set_state(v, VCPU_READY);
+	} else if (v->state != VCPU_READY) {
+		become_ready(v, now_ns);
+	}
+	dispatch();
+	while (v->state != VCPU_RUNNING && !is_released(v))
+		sleep_until_let(v);
+	has_turn = v->state == VCPU_RUNNING;
+	turn_unlock();
+	return has_turn;
+}
+
+/* The vCPU's own thread has nothing to execute: sleep until kicked and given a turn. */
+void turn_wait_idle(struct vcpu *v)
+{
+	turn_lock();
+	if (v->state == VCPU_RUNNING)
+		vcpu_count(v);
+	v->yields = false;
+	if (v->state != VCPU_IDLE)
+		v->idle_since_ns = v->local_ns;
+	set_state(v, VCPU_IDLE);
+	/* Kicked since it last looked for work: it must look again. Pairs with turn_wake(). */
+	if (__atomic_exchange_n(&v->kicked, false, __ATOMIC_SEQ_CST)) {
+		become_ready(v, now_ns);
+		dispatch();
+		turn_unlock();
+		return;
+	}
+	dispatch();
+	while (v->state != VCPU_RUNNING && !is_released(v))
+		sleep_until_let(v);
+	turn_unlock();
+}
+
+/* Any thread: QEMU kicks this vCPU. It wakes at the waker's local time. */
+void turn_wake(struct vcpu *v)
+{
+	__atomic_store_n(&v->kicked, true, __ATOMIC_SEQ_CST);
+	if (__atomic_load_n(&v->state, __ATOMIC_SEQ_CST) != VCPU_IDLE)
+		return;
+
+	turn_lock();
+	if (v->state == VCPU_IDLE) {
+		int64_t at = now_ns;
+
+		WRITE_ONCE(v->kicked, false);
+		if (self && self->state == VCPU_RUNNING && vcpu_local_now(self) > at)
+			at = vcpu_local_now(self);
+		become_ready(v, at);
+		dispatch();
+	}
+	turn_unlock();
+}
+
+/* The vCPU's own thread at a quantum end, counted: may it go on? */
+bool turn_extend(struct vcpu *v)
+{
+	bool goes_on;
+
+	WRITE_ONCE(active_ns[v - vcpus], v->local_ns);
+	if (!READ_ONCE(wanted) && v->local_ns < READ_ONCE(v->limit_ns))
+		return true;
+
+	turn_lock();
+	counters.slow_quanta++;
+	check_window(v);
+	dispatch();
+	goes_on = !main_has_precedence();
+	if (goes_on) {
+		const int64_t limit = turn_limit(v);
+
+		goes_on = v->local_ns < limit;
+		if (goes_on)
+			WRITE_ONCE(v->limit_ns, limit);
+	}
+	turn_unlock();
+	return goes_on;
+}
+
+/*
+ * A thread is about to wait for vCPUs to do something in QEMU (stop, run a
+ * work item): all that wait here go round QEMU's loop once, without executing
+ * guest code. Without this, SIGTERM would wait for ever.
+ */
+void turn_release_all(void)
+{
+	turn_lock();
+	release++;
+	for (size_t i = 0; i < nr_vcpus; i++)
+		let_look(&vcpus[i]);
+	turn_unlock();
+}
+
+int64_t turn_now(void)
+{
+	return __atomic_load_n(&now_ns, __ATOMIC_ACQUIRE);
+}
+
+void turn_main_waits(int64_t deadline_ns, int eventfd)
+{
+	turn_lock();
+	main_eventfd = eventfd;
+	main_deadline_ns = deadline_ns;
+	if (main_renotified) {
+		/* Notified while busy: whether ppoll() sees it is a race, so make sure. */
+		main_renotified = false;
+		main_state = MAIN_CALLED;
+		main_hold_ns = now_ns + options.window_ns;
+		call_main = true;
+	} else {
+		main_state = MAIN_WAITS;
+	}
+	dispatch();
+	turn_unlock();
+}
+
+void turn_main_woken(void)
+{
+	turn_lock();
+	if (main_state == MAIN_WAITS) {
+		counters.host_calls++;
+		main_hold_ns = now_ns + options.window_ns;
+		main_state = MAIN_CALLED;
+	}
+	while (options.deterministic && running) {
+		const uint32_t word = main_word;
+
+		WRITE_ONCE(wanted, true);
+		main_asleep = true;
+		turn_unlock();
+		futex_wait(&main_word, word);
+		turn_lock();
+		main_asleep = false;
+	}
+	main_state = MAIN_BUSY;
+	if (main_deadline_ns <= now_ns && now_ns - main_deadline_ns > counters.late_max_ns)
+		counters.late_max_ns = now_ns - main_deadline_ns;
+	clock_freeze_main(now_ns);
+	turn_unlock();
+}
+
+/*
+ * A vCPU has written to a file that the main loop polls, most often because it
+ * has set a timer that is due before the others. Time must not pass that timer
+ * while the main loop is on its way to learn of it.
+ */
+void turn_main_notified(int fd)
+{
+	turn_lock();
+	if (main_state == MAIN_WAITS && mainloop_polls(fd)) {
+		counters.notify_calls++;
+		main_state = MAIN_CALLED;
+		main_hold_ns = now_ns + options.window_ns;
+		WRITE_ONCE(wanted, true);
+	} else if (main_state == MAIN_BUSY) {
+		main_renotified = true;
+	}
+	turn_unlock();
+	if (options.deterministic && self)
+		vcpu_end_quantum_early(self);
+}
+
+/* All halted and no timer set: it waits for the host, which is no hang. */
+bool turn_machine_sleeps(void)
+{
+	bool sleeps;
+
+	turn_lock();
+	sleeps = least_active(NULL) == NEVER && main_state == MAIN_WAITS && main_deadline_ns == NEVER;
+	turn_unlock();
+	return sleeps;
+}
+
+static const char *const state_names[] = { "off", "idle", "ready", "running" };
+static const char *const main_names[] = { "busy", "waits", "called" };
+
+/* Everything known, for the watchdog: no lock, since a hang may hold it. */
+void turn_dump(void)
+{
+	const int64_t now = turn_now();
+
+	fprintf(stderr, "magpie-vtime: virtual time %.9f s, %u of %u turns given, main loop %s",
+		(now - EPOCH_NS) / 1e9, running, options.turns, main_names[main_state]);
+	if (main_deadline_ns != NEVER)
+		fprintf(stderr, ", next timer in %.3f us", (main_deadline_ns - now) / 1e3);
+	fprintf(stderr, "\n");
+	for (size_t i = 0; i < nr_vcpus; i++) {
+		const struct vcpu *v = &vcpus[i];
+
+		fprintf(stderr,
+			"magpie-vtime: cpu %zu %s%s%s%s, local time %+.3f us, limit %+.3f us, %llu instructions\n",
+			i, state_names[v->state], v->asleep ? ", waits for a turn" : "",
+			v->yields ? ", yields" : "", v->kicked ? ", kicked" : "",
+			(v->local_ns - now) / 1e3,
+			v->limit_ns == NEVER ? 0.0 : (v->limit_ns - now) / 1e3,
+			(unsigned long long)v->insns);
+	}
+}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * A vCPU's life: it executes, its instructions are counted, it halts, it is
+ * kicked.
+ *
+ * Counting is done by translated code: each block adds its length to a
+ * scoreboard entry, and calls quantum_end() once the entry has reached
+ * SCORE_END. The comparison is with a constant, so a quantum of any length is
+ * made by setting the entry that much below SCORE_END. Nothing else is on the
+ * fast path: an add, a compare and a branch not taken for each block.
+ *
+ * At the end of a turn the vCPU is asked to leave cpu_exec(), by the means
+ * that QEMU itself uses to deliver an interrupt, and waits in vcpu_exec(),
+ * which replaces QEMU's tcg_cpu_exec(). It could wait in the callback, but
+ * there it would count as executing, and QEMU's exclusive sections (frequent
+ * for arm64 guests: every broadcast TLB invalidation is one) would wait for it
+ * while it waits for the vCPU that wants the section.
+ */
+#include <stdlib.h>
+
+#include "vtime.h"
+
+#define SCORE_END (1ULL << 62)
+
+/* Open addressing, never removed from: 1024 condition variables at most. */
+#define CONDS 4096
+
+struct cond_of_vcpu {
+	const pthread_cond_t *cond;
+	struct vcpu *vcpu;
+};
+
+static struct cond_of_vcpu conds[CONDS];
+static struct qemu_plugin_scoreboard *scoreboard;
+static pthread_mutex_t *big_lock;
+
+struct vcpu vcpus[MAX_VCPUS];
+unsigned int nr_vcpus;
+__thread struct vcpu *self;
+
+static size_t cond_slot(const pthread_cond_t *cond)
+{
+	return ((uintptr_t)cond >> 4) * 0x9e3779b97f4a7c15ULL >> 52;
+}
+
+struct vcpu *vcpu_by_cond(const pthread_cond_t *cond)
+{
+	for (size_t i = cond_slot(cond);; i = (i + 1) % CONDS) {
+		const pthread_cond_t *key = __atomic_load_n(&conds[i].cond, __ATOMIC_ACQUIRE);
+
+		if (key == cond)
+			return conds[i].vcpu;
+		if (!key)
+			return NULL;
+	}
+}
+
+/* Called with QEMU's big lock held, so there is one writer. */
+static void remember_cond(const pthread_cond_t *cond, struct vcpu *v)
+{
+	size_t i = cond_slot(cond);
+
+	if (vcpu_by_cond(cond))
+		return;
+	while (conds[i].cond)
+		i = (i + 1) % CONDS;
+	conds[i].vcpu = v;
+	__atomic_store_n(&conds[i].cond, cond, __ATOMIC_RELEASE);
+}
+
+/* Its own thread only. */
+int64_t vcpu_local_now(const struct vcpu *v)
+{
+	if (!v->score)
+		return v->local_ns;
+	return v->local_ns + (int64_t)((*v->score - v->counted) * v->cost_ps + v->rest_ps) / 1000;
+}
+
+/* Turn what was executed since the last count into local time. Its own thread only. */
+void vcpu_count(struct vcpu *v)
+{
+	const uint64_t insns = *v->score - v->counted;
+	const uint64_t ps = insns * v->cost_ps + v->rest_ps;
+
+	v->insns += insns;
+	v->counted = *v->score;
+	v->rest_ps = ps % 1000;
+	if (smt_is_shared(v))
+		v->shared_ns += ps / 1000;
+	v->local_ns += ps / 1000;
+}
+
+/* Counted: the next callback comes after a quantum, or where the turn ends. */
+void vcpu_start_quantum(struct vcpu *v)
+{
+	const int64_t limit = READ_ONCE(v->limit_ns);
+	uint64_t budget = options.quantum;
+
+	v->cost_ps = smt_cost_ps(v);
+	if (limit != NEVER) {
+		const int64_t left_ns = limit > v->local_ns ? limit - v->local_ns : 0;
+		const uint64_t left = (uint64_t)left_ns * 1000 / v->cost_ps + 1;
+
+		if (left < budget)
+			budget = left;
+	}
+	*v->score = SCORE_END - budget;
+	v->counted = *v->score;
+}
+
+void vcpu_end_quantum_early(struct vcpu *v)
+{
+	vcpu_count(v);
+	*v->score = SCORE_END;
+	v->counted = *v->score;
+}
+
+static void quantum_end(unsigned int index, void *userdata)
+{
+	struct vcpu *v = &vcpus[index];
+
+	(void)userdata;
+	v->quanta++;
+	vcpu_count(v);
+	if (v->yields || !turn_extend(v)) {
+		v->yields = true;
+		/* Not again for this turn: the way out may execute a block more. */
+		*v->score = 0;
+		v->counted = 0;
+		cpu_exit(v->cpu);
+		return;
+	}
+	vcpu_start_quantum(v);
+}
+
+/* Replaces tcg_cpu_exec(): the same, but only with a turn. */
+int vcpu_exec(CPUState *cpu)
+{
+	struct vcpu *v = self;
+	int reason;
+
+	if (v) {
+		v->cpu = cpu;
+		if (!turn_take(v))
+			return EXCP_INTERRUPT;
+		/* Back from a kick with the turn it had: the quantum goes on. */
+		if (v->is_fresh) {
+			v->is_fresh = false;
+			vcpu_count(v);
+			vcpu_start_quantum(v);
+		}
+	}
+	cpu_exec_start(cpu);
+	reason = cpu_exec(cpu);
+	cpu_exec_end(cpu);
+	return reason;
+}
+
+/*
+ * Replaces pthread_cond_wait() of a halted vCPU. The condition variable is not
+ * waited on at all: turn_wake() is told of each broadcast to it. So a kick
+ * cannot be lost between the two, and the big lock is not held, or waited for,
+ * until there is a turn.
+ */
+void vcpu_idle_wait(struct vcpu *v, pthread_cond_t *cond, pthread_mutex_t *mutex)
+{
+	remember_cond(cond, v);
+	WRITE_ONCE(big_lock, mutex);
+	pthread_mutex_unlock(mutex);
+	turn_wait_idle(v);
+	pthread_mutex_lock(mutex);
+}
+
+bool vcpu_is_big_lock(const pthread_mutex_t *mutex)
+{
+	return mutex == READ_ONCE(big_lock);
+}
+
+static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
+{
+	const qemu_plugin_u64 entry = { scoreboard, 0 };
+
+	(void)id;
+	qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(tb, QEMU_PLUGIN_INLINE_ADD_U64, entry,
+							  qemu_plugin_tb_n_insns(tb));
+	qemu_plugin_register_vcpu_tb_exec_cond_cb(tb, quantum_end, QEMU_PLUGIN_CB_NO_REGS,
+						  QEMU_PLUGIN_COND_GE, entry, SCORE_END, NULL);
+}
+
+static void vcpu_init(qemu_plugin_id_t id, unsigned int index)
+{
+	(void)id;
+	if (index >= MAX_VCPUS)
+		abort();
+	self = &vcpus[index];
+	/* The scoreboard grows, and moves, as vCPUs are added; none executes then. */
+	for (unsigned int i = 0; i <= index; i++)
+		vcpus[i].score = qemu_plugin_scoreboard_find(scoreboard, i);
+	self->counted = *self->score;
+	self->cost_ps = smt_cost_ps(self);
+}
+
+static void vcpu_halts(qemu_plugin_id_t id, unsigned int index)
+{
+	(void)id;
+	vcpus[index].halting = true;
+}
+
+static void vcpu_resumes(qemu_plugin_id_t id, unsigned int index)
+{
+	(void)id;
+	vcpus[index].halting = false;
+}
+
+void vcpu_register(qemu_plugin_id_t id)
+{
+	/* An entry for each vCPU, on its own pair of cache lines. */
+	scoreboard = qemu_plugin_scoreboard_new(128);
+	qemu_plugin_register_vcpu_init_cb(id, vcpu_init);
+	qemu_plugin_register_vcpu_tb_trans_cb(id, translate);
+	qemu_plugin_register_vcpu_idle_cb(id, vcpu_halts);
+	qemu_plugin_register_vcpu_resume_cb(id, vcpu_resumes);
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Bounded time: a machine that makes no progress for options.hang_s seconds of
+ * real time is described, vCPU by vCPU, and ended. SIGUSR2 asks for the same
+ * description without the end.
+ *
+ * Progress is that virtual time or any counter moves. Seconds are counted by
+ * sleeping one at a time, so that a suspended host is not taken for a hang.
+ */
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "vtime.h"
+
+/* Distinct from QEMU's own 1, so that the lab can tell the two apart. */
+#define EXIT_HANG 86
+
+static volatile sig_atomic_t dump_wanted;
+
+static void want_dump(int signal)
+{
+	(void)signal;
+	dump_wanted = 1;
+}
+
+static uint64_t progress(void)
+{
+	uint64_t sum = turn_now() + READ_ONCE(counters.turns) + READ_ONCE(counters.host_calls);
+
+	for (unsigned int i = 0; i < nr_vcpus; i++)
+		sum += READ_ONCE(vcpus[i].quanta);
+	return sum;
+}
+
+static void *watch(void *unused)
+{
+	const struct timespec second = { .tv_sec = 1 };
+	unsigned int stalled_s = 0;
+	uint64_t last = 0;
+
+	(void)unused;
+	for (;;) {
+		const uint64_t now = progress();
+
+		syscall(SYS_nanosleep, &second, NULL);
+		if (dump_wanted) {
+			dump_wanted = 0;
+			turn_dump();
+		}
+		if (now != last) {
+			last = now;
+			stalled_s = 0;
+			continue;
+		}
+		if (++stalled_s < options.hang_s)
+			continue;
+		if (stalled_s == options.hang_s && turn_machine_sleeps()) {
+			stalled_s = 0;
+			continue;
+		}
+		fprintf(stderr,
+			"magpie-vtime: no progress for %u s, giving up. Either this host is stopped "
+			"(raise hang=SECONDS), or this is a fault of magpie-vtime: please report "
+			"it with these lines.\n",
+			stalled_s);
+		turn_dump();
+		report_write("hang");
+		_exit(EXIT_HANG);
+	}
+	return NULL;
+}
+
+void watchdog_start(void)
+{
+	struct sigaction action = { .sa_handler = want_dump, .sa_flags = SA_RESTART };
+	sigset_t all, old;
+	pthread_t thread;
+
+	sigaction(SIGUSR2, &action, NULL);
+	/* QEMU's signals are for QEMU's threads. */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	if (pthread_create(&thread, NULL, watch, NULL))
+		perror("magpie-vtime: cannot start the watchdog");
+	else
+		pthread_detach(thread);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+}
