@@ -1,2 +1,87 @@
-//! Load generators and checkers that the bench and the tests run.
-fn main() {}
+//! `magpie-load`: the load generators and checkers that the bench and the tests run, usually inside
+//! a lab guest. One small program, one subcommand per load; each prints a short text for people or,
+//! with `--json`, one JSON object for programs. Each ends by itself within a bounded time and leaves
+//! nothing behind.
+
+mod churn;
+mod cpus;
+mod hogs;
+mod idle_watch;
+mod latency;
+mod pipe;
+mod spread;
+mod sys;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(
+    name = "magpie-load",
+    version,
+    about = "Load generators and checkers for schedulers"
+)]
+struct Args {
+    #[command(subcommand)]
+    load: Load,
+}
+
+#[derive(Subcommand)]
+enum Load {
+    Hogs(hogs::Args),
+    Latency(latency::Args),
+    Pipe(pipe::Args),
+    Spread(spread::Args),
+    Churn(churn::Args),
+    IdleWatch(idle_watch::Args),
+}
+
+/// What a subcommand found, printed in one of two forms.
+struct Finding {
+    /// For people; may have several lines.
+    text: String,
+    /// For programs.
+    json: serde_json::Value,
+    /// False when what was checked does not hold: the exit code is then 2.
+    holds: bool,
+}
+
+fn main() -> ExitCode {
+    match run(Args::parse().load) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(2),
+        Err(error) => {
+            eprintln!("magpie-load: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(load: Load) -> Result<bool> {
+    let (finding, json) = match load {
+        Load::Hogs(args) => (hogs::run(&args)?, args.json),
+        Load::Latency(args) => (latency::run(&args)?, args.json),
+        Load::Pipe(args) => (pipe::run(&args)?, args.json),
+        Load::Spread(args) => (spread::run(&args)?, args.json),
+        Load::Churn(args) => (churn::run(&args)?, args.json),
+        Load::IdleWatch(args) => (idle_watch::run(&args)?, args.json),
+    };
+    if json {
+        println!("{}", finding.json);
+    } else {
+        println!("{}", finding.text.trim_end());
+    }
+    Ok(finding.holds)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Args::command().debug_assert();
+    }
+}

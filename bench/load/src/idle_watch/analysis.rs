@@ -1,0 +1,521 @@
+//! Finds stranded tasks in a trace of scheduling events. Pure: no system call, no clock.
+//!
+//! A *stretch* is a time during which one task is queued (runnable, not running) and at least one
+//! CPU that it may use is idle. Whether that is always the same CPU does not matter: on a machine
+//! whose CPUs blink idle, a task can starve beside a different idle CPU each time. A stretch longer
+//! than the threshold means that the scheduler stranded the task, unless the *host* is to blame:
+//!
+//! ```text
+//!               queued ---------------------------------------> running
+//! task T             |<------------- stretch ------------->|
+//! idle CPU C   ======|=====[kick]........[runs]                C was told: from the kick on it is
+//!                                                              not idle but late (its vCPU sleeps)
+//! T's CPU B    x--x--|-x------(gap)----------x--x--x           no tick for so long: B's vCPU was
+//!                                                              not run and could not ask for help
+//! ```
+//!
+//! - From the moment somebody sends a reschedule interrupt to idle CPU C until it answers (enters
+//!   its idle loop again or switches) C is not available: all that the scheduler can do was done.
+//! - A busy CPU has an event each tick. A gap of more than a tick and a half in which a busy CPU
+//!   shows no sign of life, or in which a kicked one does not answer, is the host's: it is taken off
+//!   the stretch if it concerns the CPU that holds the task or the CPU that woke it.
+//!
+//! Stretches that exceed the threshold only because of such gaps are counted apart ("late host").
+//!
+//! Not judged: real-time tasks (the kernel places them), tasks of unknown affinity, and CPUs that
+//! are offline or excluded. Known blind spot: a task preempted while migration-disabled looks free
+//! to run anywhere.
+
+use std::collections::{HashMap, HashSet};
+
+use super::event::{Event, Record};
+use crate::cpus::CpuSet;
+
+/// What is known before the trace starts, and what counts as too long.
+#[derive(Clone, Debug, Default)]
+pub struct Setting {
+    /// Length of a tick, nanoseconds.
+    pub tick_ns: u64,
+    /// A stretch must be longer than this to be a violation, nanoseconds.
+    pub threshold_ns: u64,
+    /// CPUs on which idleness counts: online ones, or fewer.
+    pub judged: CpuSet,
+    /// Affinity of the tasks that exist at the start. Children inherit it.
+    pub affinity: HashMap<i32, CpuSet>,
+    /// When the trace starts and ends, nanoseconds.
+    pub start: u64,
+    /// See `start`.
+    pub end: u64,
+}
+
+/// One stretch that was too long.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Stretch {
+    /// The task that waited.
+    pub pid: i32,
+    /// The CPU on whose queue it waited, as far as the trace tells.
+    pub cpu: usize,
+    /// A CPU that was idle meanwhile.
+    pub idle_cpu: usize,
+    /// When it began, nanoseconds of the trace's clock.
+    pub at_ns: u64,
+    /// How long it lasted, nanoseconds.
+    pub ns: u64,
+    /// How much of it the host caused, nanoseconds.
+    pub host_ns: u64,
+}
+
+impl Stretch {
+    /// What is left when the host's part is taken off.
+    pub fn own_ns(&self) -> u64 {
+        self.ns - self.host_ns
+    }
+}
+
+/// What the trace shows.
+#[derive(Clone, Debug, Default)]
+pub struct Analysis {
+    /// Stretches over the threshold even without the host's part, in order of time.
+    pub violations: Vec<Stretch>,
+    /// How many stretches were over the threshold only because of the host.
+    pub late_host: u64,
+    /// The longest stretch (host's part taken off), also if below the threshold, nanoseconds.
+    pub longest_ns: u64,
+    /// Times a task became queued.
+    pub waits: u64,
+    /// Context switches seen.
+    pub switches: u64,
+    /// Queued tasks that could not be judged because their affinity is unknown.
+    pub unknown: u64,
+    /// The longest time that a kicked idle CPU took to answer, nanoseconds.
+    pub slowest_answer_ns: u64,
+    /// CPUs on which no event was seen at all: their state is unknown, they count as busy.
+    pub silent: CpuSet,
+}
+
+/// Analyses a trace whose records are in order of time.
+pub fn analyse(setting: &Setting, records: &[Record]) -> Analysis {
+    let mut tracker = Tracker::new(setting, records);
+    for record in records {
+        tracker.step(record);
+    }
+    tracker.finish()
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Not seen yet: whatever comes first tells what it was.
+    Unknown,
+    /// Waiting on `cpu` since `since`; `waker` is the CPU that put it there.
+    Queued {
+        since: u64,
+        cpu: usize,
+        waker: usize,
+    },
+    Running,
+    Blocked,
+}
+
+struct Task {
+    state: State,
+    /// Index into the classes; none while the affinity is unknown.
+    class: Option<usize>,
+}
+
+/// All tasks with one affinity.
+struct Class {
+    cpus: CpuSet,
+    available: usize,
+    /// Since when at least one CPU of the class is available.
+    since: Option<u64>,
+    /// One of the available CPUs, for the report.
+    example: usize,
+    queued: HashSet<i32>,
+}
+
+#[derive(Clone, Default)]
+struct Cpu {
+    online: bool,
+    judged: bool,
+    idle: bool,
+    /// Kicked while idle, not yet answered, since when.
+    kicked: Option<u64>,
+    last_sign: u64,
+    /// Times in which the host did not run this CPU, oldest first.
+    gaps: Vec<(u64, u64)>,
+}
+
+impl Cpu {
+    fn is_available(&self) -> bool {
+        self.online && self.judged && self.idle && self.kicked.is_none()
+    }
+}
+
+struct Tracker<'a> {
+    setting: &'a Setting,
+    tasks: HashMap<i32, Task>,
+    classes: Vec<Class>,
+    cpus: Vec<Cpu>,
+    found: Analysis,
+}
+
+impl<'a> Tracker<'a> {
+    fn new(setting: &'a Setting, records: &[Record]) -> Self {
+        let mut tracker = Self {
+            setting,
+            tasks: HashMap::new(),
+            classes: Vec::new(),
+            cpus: Vec::new(),
+            found: Analysis::default(),
+        };
+        let count = 1 + records
+            .iter()
+            .map(|record| record.cpu)
+            .chain(setting.judged.iter())
+            .max()
+            .unwrap_or(0);
+        tracker.cpus = (0..count)
+            .map(|cpu| Cpu {
+                online: true,
+                judged: setting.judged.contains(cpu),
+                last_sign: setting.start,
+                ..Cpu::default()
+            })
+            .collect();
+        for (pid, cpus) in &setting.affinity {
+            let class = Some(tracker.class_of(cpus));
+            tracker.tasks.insert(
+                *pid,
+                Task {
+                    state: State::Unknown,
+                    class,
+                },
+            );
+        }
+        // The first switch of each CPU tells what it did from the start on.
+        let mut seen = HashSet::new();
+        for record in records {
+            if let Event::Switch { prev, .. } = record.event
+                && seen.insert(record.cpu)
+                && prev == 0
+            {
+                tracker.change_cpu(record.cpu, setting.start, |cpu| cpu.idle = true);
+            }
+        }
+        tracker.found.silent = CpuSet::of(setting.judged.iter().filter(|cpu| !seen.contains(cpu)));
+        tracker
+    }
+
+    fn step(&mut self, record: &Record) {
+        let (now, cpu) = (record.time, record.cpu);
+        self.note_sign_of_life(cpu, now);
+        match record.event {
+            Event::Switch {
+                prev,
+                prev_runs_on,
+                prev_is_rt,
+                next,
+                ..
+            } => {
+                self.found.switches += 1;
+                if prev != 0 {
+                    let state = match prev_runs_on {
+                        true if !prev_is_rt => State::Queued {
+                            since: now,
+                            cpu,
+                            waker: cpu,
+                        },
+                        _ => State::Blocked,
+                    };
+                    self.change_task(prev, now, state);
+                }
+                if next != 0 {
+                    // Without an earlier event it was queued since before the trace.
+                    if self.task(next).state == State::Unknown {
+                        let since = self.setting.start;
+                        self.change_task(
+                            next,
+                            since,
+                            State::Queued {
+                                since,
+                                cpu,
+                                waker: cpu,
+                            },
+                        );
+                    }
+                    self.change_task(next, now, State::Running);
+                }
+                self.answer(cpu, now);
+                self.change_cpu(cpu, now, |c| c.idle = next == 0);
+            }
+            Event::Wakeup { pid, target, is_rt } => {
+                let state = self.task(pid).state;
+                if matches!(state, State::Blocked | State::Unknown) {
+                    let queued = State::Queued {
+                        since: now,
+                        cpu: target,
+                        waker: cpu,
+                    };
+                    self.change_task(pid, now, if is_rt { State::Blocked } else { queued });
+                }
+            }
+            Event::Migrate { pid, target } => {
+                if let State::Queued { since, .. } = self.task(pid).state {
+                    // Still the same wait; only the place changes.
+                    self.task(pid).state = State::Queued {
+                        since,
+                        cpu: target,
+                        waker: cpu,
+                    };
+                }
+            }
+            Event::Fork { parent, child } => {
+                let class = self.task(parent).class;
+                self.change_task(child, now, State::Blocked);
+                self.task(child).class = class;
+            }
+            Event::Kick { target } => self.change_cpu(target, now, |c| {
+                if c.idle && c.kicked.is_none() {
+                    c.kicked = Some(now);
+                }
+            }),
+            Event::IdleEnter => self.answer(cpu, now),
+            Event::Affinity {
+                pid,
+                ref cpus,
+                done,
+            } => self.change_affinity(pid, now, cpus, done),
+            Event::Hotplug { target, online } => {
+                self.change_cpu(target, now, |c| {
+                    c.online = online;
+                    c.kicked = None;
+                    c.last_sign = now;
+                });
+            }
+            Event::Sign => {}
+        }
+    }
+
+    fn finish(mut self) -> Analysis {
+        let end = self.setting.end;
+        let queued: Vec<i32> = self
+            .tasks
+            .iter()
+            .filter(|(_, task)| matches!(task.state, State::Queued { .. }))
+            .map(|(pid, _)| *pid)
+            .collect();
+        for pid in queued {
+            self.change_task(pid, end, State::Blocked);
+        }
+        self.found.violations.sort_by_key(|stretch| stretch.at_ns);
+        self.found
+    }
+
+    fn task(&mut self, pid: i32) -> &mut Task {
+        self.tasks.entry(pid).or_insert(Task {
+            state: State::Unknown,
+            class: None,
+        })
+    }
+
+    /// The class of an affinity, made on first use.
+    fn class_of(&mut self, cpus: &CpuSet) -> usize {
+        if let Some(found) = self.classes.iter().position(|class| class.cpus == *cpus) {
+            return found;
+        }
+        let available: Vec<usize> = (0..self.cpus.len())
+            .filter(|c| cpus.contains(*c) && self.cpus[*c].is_available())
+            .collect();
+        self.classes.push(Class {
+            cpus: cpus.clone(),
+            available: available.len(),
+            // A class that is new to us has been in nobody's way so far.
+            since: available.first().map(|_| self.setting.start),
+            example: available.first().copied().unwrap_or(0),
+            queued: HashSet::new(),
+        });
+        self.classes.len() - 1
+    }
+
+    fn change_task(&mut self, pid: i32, now: u64, state: State) {
+        let task = self.task(pid);
+        let (old, class) = (std::mem::replace(&mut task.state, state), task.class);
+        if let (State::Queued { .. }, Some(class)) = (old, class) {
+            self.classes[class].queued.remove(&pid);
+            self.close_stretch(pid, old, class, now);
+        }
+        if let State::Queued { .. } = state {
+            self.found.waits += 1;
+            match class {
+                Some(class) => {
+                    self.classes[class].queued.insert(pid);
+                }
+                None => self.found.unknown += 1,
+            }
+        }
+    }
+
+    /// While a change is under way only CPUs of both sets are sure to be allowed.
+    fn change_affinity(&mut self, pid: i32, now: u64, cpus: &CpuSet, done: bool) {
+        let state = self.task(pid).state;
+        // A wait is judged anew from the change on.
+        self.change_task(pid, now, State::Blocked);
+        let sure = match (done, self.task(pid).class) {
+            (true, _) => Some(cpus.clone()),
+            (false, Some(class)) => Some(self.classes[class].cpus.and(cpus)),
+            (false, None) => None,
+        };
+        self.task(pid).class = sure.map(|sure| self.class_of(&sure));
+        let state = match state {
+            State::Queued { cpu, waker, .. } => State::Queued {
+                since: now,
+                cpu,
+                waker,
+            },
+            other => other,
+        };
+        self.change_task(pid, now, state);
+    }
+
+    /// Changes a CPU and tells the classes if that made it available or unavailable.
+    fn change_cpu(&mut self, cpu: usize, now: u64, change: impl FnOnce(&mut Cpu)) {
+        let Some(entry) = self.cpus.get_mut(cpu) else {
+            return;
+        };
+        let before = entry.is_available();
+        change(entry);
+        let after = entry.is_available();
+        if before == after {
+            return;
+        }
+        for class in 0..self.classes.len() {
+            if !self.classes[class].cpus.contains(cpu) {
+                continue;
+            }
+            if after {
+                let class = &mut self.classes[class];
+                class.available += 1;
+                if class.since.is_none() {
+                    class.since = Some(now);
+                    class.example = cpu;
+                }
+            } else {
+                self.classes[class].available -= 1;
+                if self.classes[class].available == 0 {
+                    self.close_class(class, now);
+                }
+            }
+        }
+    }
+
+    /// No CPU of the class is available any more: every stretch of its queued tasks ends.
+    fn close_class(&mut self, class: usize, now: u64) {
+        let Some(since) = self.classes[class].since else {
+            return;
+        };
+        // Too short for any stretch within it to matter: this keeps the common case, a CPU that
+        // blinks idle, free of a walk over all queued tasks.
+        if now - since > self.setting.threshold_ns.min(self.found.longest_ns) {
+            let queued: Vec<i32> = self.classes[class].queued.iter().copied().collect();
+            for pid in queued {
+                let state = self.task(pid).state;
+                self.close_stretch(pid, state, class, now);
+            }
+        }
+        self.classes[class].since = None;
+    }
+
+    fn close_stretch(&mut self, pid: i32, state: State, class: usize, now: u64) {
+        let State::Queued { since, cpu, waker } = state else {
+            return;
+        };
+        let Some(available_since) = self.classes[class].since else {
+            return;
+        };
+        let start = since.max(available_since);
+        let length = now.saturating_sub(start);
+        if length <= self.setting.threshold_ns.min(self.found.longest_ns) {
+            return;
+        }
+        let host_ns = self.host_time(&[cpu, waker], start, now).min(length);
+        let idle_cpu = self.classes[class].example;
+        let stretch = Stretch {
+            pid,
+            cpu,
+            idle_cpu,
+            at_ns: start,
+            ns: length,
+            host_ns,
+        };
+        self.found.longest_ns = self.found.longest_ns.max(stretch.own_ns());
+        if stretch.own_ns() > self.setting.threshold_ns {
+            self.found.violations.push(stretch);
+        } else if length > self.setting.threshold_ns {
+            self.found.late_host += 1;
+        }
+    }
+
+    /// A gap of a busy CPU that is longer than this shows that the host did not run it.
+    fn gap_limit(&self) -> u64 {
+        self.setting.tick_ns + self.setting.tick_ns / 2
+    }
+
+    fn note_sign_of_life(&mut self, cpu: usize, now: u64) {
+        let limit = self.gap_limit();
+        if let Some(cpu) = self.cpus.get_mut(cpu) {
+            if !cpu.idle && cpu.online && now.saturating_sub(cpu.last_sign) > limit {
+                cpu.gaps.push((cpu.last_sign, now));
+            }
+            cpu.last_sign = now;
+        }
+    }
+
+    /// A kicked CPU shows that it is awake: it is available again if it stays idle.
+    fn answer(&mut self, cpu: usize, now: u64) {
+        let Some(kicked) = self.cpus.get(cpu).and_then(|c| c.kicked) else {
+            return;
+        };
+        let late = now - kicked;
+        self.found.slowest_answer_ns = self.found.slowest_answer_ns.max(late);
+        if late > self.setting.tick_ns / 4 {
+            self.cpus[cpu].gaps.push((kicked, now));
+        }
+        self.change_cpu(cpu, now, |c| c.kicked = None);
+    }
+
+    /// How much of `start..end` the host did not run (some of) the given CPUs.
+    fn host_time(&self, cpus: &[usize], start: u64, end: u64) -> u64 {
+        let mut gaps = Vec::new();
+        for cpu in cpus.iter().filter_map(|cpu| self.cpus.get(*cpu)) {
+            gaps.extend(
+                cpu.gaps
+                    .iter()
+                    .rev()
+                    .take_while(|gap| gap.1 > start)
+                    .copied(),
+            );
+            if let Some(kicked) = cpu.kicked {
+                gaps.push((kicked, end));
+            } else if !cpu.idle
+                && cpu.online
+                && end.saturating_sub(cpu.last_sign) > self.gap_limit()
+            {
+                gaps.push((cpu.last_sign, end));
+            }
+        }
+        gaps.sort_unstable();
+        let (mut sum, mut covered) = (0, start);
+        for (from, to) in gaps {
+            let (from, to) = (from.max(covered), to.min(end));
+            if to > from {
+                sum += to - from;
+                covered = to;
+            }
+        }
+        sum
+    }
+}
+
+#[cfg(test)]
+#[path = "analysis_tests.rs"]
+mod tests;

@@ -1,0 +1,474 @@
+//! `idle-watch`: is a queued task ever left beside an idle CPU?
+//!
+//! Runs loads, records every scheduling event with the kernel's tracer, and afterwards looks for
+//! tasks that were runnable and not running while a CPU that they may use was idle, for longer than
+//! a tick ([`analysis`] defines it exactly, and says how delays of a virtual machine's host are told
+//! from the scheduler's). With `--scheduler` it does so twice, under the kernel's own scheduler and
+//! under the given one, so that a number can be judged against another from the same machine.
+
+mod analysis;
+mod event;
+mod selftest;
+mod stress;
+mod trace;
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use self::analysis::{Analysis, Setting, Stretch};
+use self::stress::{OnlineGuard, Stress};
+use self::trace::{Recorder, Trace};
+use crate::Finding;
+use crate::cpus::CpuSet;
+use crate::sys::{self, Policy};
+
+/// Watch for runnable tasks that wait although a CPU they may use is idle.
+///
+/// Needs root and tracefs. Exits with 2 if a task was stranded for longer than the threshold.
+/// Time in which the host of a virtual machine did not run a CPU is told apart and not counted.
+#[derive(clap::Args)]
+pub struct Args {
+    /// How long to watch (each scheduler)
+    #[arg(long, default_value = "5", value_parser = sys::parse_seconds)]
+    seconds: Duration,
+    /// Loads to run meanwhile; none: watch what runs anyway
+    #[arg(long = "with", value_delimiter = ',')]
+    stress: Vec<Stress>,
+    /// Longest wait beside an idle CPU that passes, in ms [default: 1.1 ticks]
+    #[arg(long)]
+    threshold_ms: Option<f64>,
+    /// Length of a tick in ms [default: from CONFIG_HZ in /boot/config-<release>, else 4]
+    #[arg(long)]
+    tick_ms: Option<f64>,
+    /// CPUs whose idleness counts, like 0-3,8 [default: all that are online]
+    #[arg(long)]
+    cpus: Option<CpuSet>,
+    /// Watch the kernel's own scheduler first, then start this one and watch it
+    #[arg(long, value_name = "COMMAND")]
+    scheduler: Option<String>,
+    /// Memory for the trace, MiB in all
+    #[arg(long, default_value_t = 192, value_parser = clap::value_parser!(u64).range(8..=16384))]
+    trace_mib: u64,
+    /// Seed of the random loads [default: random, printed]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// How many of the worst cases to list
+    #[arg(long, default_value_t = 5)]
+    worst: usize,
+    /// Plant stranded tasks (in an isolated cpuset without load balancing) and check that they are
+    /// found, and that none is found where none is
+    #[arg(long, conflicts_with_all = ["stress", "scheduler"])]
+    self_test: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The sum over all recordings under one scheduler.
+struct Watch {
+    scheduler: String,
+    seconds: f64,
+    tick_ns: u64,
+    violations: Vec<(Stretch, String)>,
+    sum: Analysis,
+    missing: Vec<&'static str>,
+    /// Why the watch ended early, if the scheduler died.
+    died: Option<String>,
+}
+
+/// Watches and reports.
+pub fn run(args: &Args) -> Result<Finding> {
+    if args.self_test {
+        return selftest::run(args);
+    }
+    args.stress
+        .iter()
+        .try_for_each(|stress| stress::check(*stress))?;
+    let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
+    let mut watches = vec![watch(args, &running_scheduler(), seed)?];
+    if let Some(command) = &args.scheduler {
+        if watches[0].scheduler != "eevdf" {
+            bail!(
+                "{} is loaded already: stop it first, or leave out --scheduler",
+                watches[0].scheduler
+            );
+        }
+        let mut scheduler = Scheduler::start(command)?;
+        let mut second = watch(args, command, seed)?;
+        second.died = scheduler.stop()?;
+        watches.push(second);
+    }
+    let threshold = threshold_ns(args)? as f64 / 1e6;
+    let mut text = String::new();
+    for watch in &watches {
+        watch.describe(&mut text, args.worst, threshold);
+    }
+    let _ = write!(text, "seed {seed}");
+    // The last one is the one under test; EEVDF before it is there to compare with.
+    let holds = watches
+        .last()
+        .is_some_and(|watch| watch.violations.is_empty() && watch.died.is_none());
+    let watches: Vec<Value> = watches.iter().map(|watch| watch.json(args.worst)).collect();
+    Ok(Finding {
+        text,
+        json: json!({ "seed": seed, "threshold_ms": threshold, "watches": watches }),
+        holds,
+    })
+}
+
+/// The name of the loaded sched_ext scheduler, or `eevdf`.
+fn running_scheduler() -> String {
+    let read = |file: &str| {
+        std::fs::read_to_string(format!("/sys/kernel/sched_ext/{file}")).unwrap_or_default()
+    };
+    if read("state").trim() == "enabled" {
+        read("root/ops").trim().to_string()
+    } else {
+        "eevdf".into()
+    }
+}
+
+fn tick_ns(args: &Args) -> u64 {
+    let from_config = || {
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
+        let config = std::fs::read_to_string(format!("/boot/config-{}", release.trim())).ok()?;
+        let hz: f64 = config
+            .lines()
+            .find_map(|l| l.strip_prefix("CONFIG_HZ="))?
+            .parse()
+            .ok()?;
+        Some(1000.0 / hz)
+    };
+    (args.tick_ms.or_else(from_config).unwrap_or(4.0) * 1e6) as u64
+}
+
+fn threshold_ns(args: &Args) -> Result<u64> {
+    let ns = args
+        .threshold_ms
+        .map_or(tick_ns(args) as f64 * 1.1, |ms| ms * 1e6);
+    if !(ns > 0.0 && ns < 1e12) {
+        bail!("--threshold-ms must be more than 0");
+    }
+    Ok(ns as u64)
+}
+
+/// Runs the loads and records, as often as the trace's memory requires, until the time is over.
+fn watch(args: &Args, scheduler: &str, seed: u64) -> Result<Watch> {
+    let online = CpuSet::online()?;
+    let kib_per_cpu = (args.trace_mib * 1024 / online.len() as u64).max(64) as usize;
+    // Dropped in reverse: the loads first, then the recorder whose marker they hold, the CPUs last.
+    let _online = OnlineGuard::new()?;
+    let recorder = Recorder::new(kib_per_cpu)?;
+    let marker = recorder.marker()?;
+    let until = Instant::now() + args.seconds;
+    // Loads end a little later, so that none ends while it is still watched.
+    let load_until = until + Duration::from_secs(2);
+    let _loads: Vec<_> = args
+        .stress
+        .iter()
+        .map(|stress| stress::start(*stress, load_until, seed, &marker))
+        .collect::<Result<_>>()?;
+    drop(marker);
+
+    let mut sum = Watch {
+        scheduler: scheduler.into(),
+        seconds: 0.0,
+        tick_ns: tick_ns(args),
+        violations: Vec::new(),
+        sum: Analysis::default(),
+        missing: recorder.missing.clone(),
+        died: None,
+    };
+    while Instant::now() < until {
+        let (setting, trace) = record(&recorder, kib_per_cpu, args, until)?;
+        sum.add(
+            &setting,
+            &analysis::analyse(&setting, &trace.records),
+            &trace.names,
+        );
+    }
+    Ok(sum)
+}
+
+/// Records until `until` or until the buffers are nearly full.
+fn record(
+    recorder: &Recorder,
+    kib_per_cpu: usize,
+    args: &Args,
+    until: Instant,
+) -> Result<(Setting, Trace)> {
+    let judged = match &args.cpus {
+        Some(cpus) => cpus.clone(),
+        None => CpuSet::online()?,
+    };
+    recorder.start()?;
+    let mut affinity = affinities();
+    let known_at = sys::now_ns();
+    touch(&judged);
+    let start = sys::now_ns();
+    while Instant::now() < until && recorder.fill(kib_per_cpu)? < 0.7 {
+        std::thread::sleep(
+            Duration::from_millis(200).min(until.saturating_duration_since(Instant::now())),
+        );
+    }
+    let end = sys::now_ns();
+    recorder.stop()?;
+    let later = affinities();
+    let trace = recorder.collect()?;
+
+    // What changed while the table was read is known again at the end of its change.
+    for pid in trace::tasks_with_markers(&trace, Some(known_at)) {
+        affinity.remove(&pid);
+    }
+    // Somebody else changed it, we do not know when: only CPUs of both are sure to be allowed.
+    let ours = trace::tasks_with_markers(&trace, None);
+    for (pid, cpus) in affinity.iter_mut().filter(|(pid, _)| !ours.contains(pid)) {
+        if let Some(later) = later.get(pid) {
+            *cpus = cpus.and(later);
+        }
+    }
+    let end = trace.complete_until.map_or(end, |until| until.min(end));
+    let setting = Setting {
+        tick_ns: tick_ns(args),
+        threshold_ns: threshold_ns(args)?,
+        judged,
+        affinity,
+        start: start.min(end),
+        end,
+    };
+    Ok((setting, trace))
+}
+
+/// The affinity of every task in the system.
+fn affinities() -> HashMap<i32, CpuSet> {
+    let numbers = |folder: &str| -> Vec<i32> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten();
+        entries
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .collect()
+    };
+    let mut found = HashMap::new();
+    for pid in numbers("/proc") {
+        for tid in numbers(&format!("/proc/{pid}/task")) {
+            // Tasks that end meanwhile are simply not there any more.
+            if let Ok(cpus) = sys::affinity(tid) {
+                found.insert(tid, cpus);
+            }
+        }
+    }
+    found
+}
+
+/// Makes every CPU switch once, so that the trace tells what it does: a CPU that is idle (or busy
+/// with one task) for the whole recording would otherwise leave no event.
+fn touch(cpus: &CpuSet) {
+    let threads: Vec<_> = cpus
+        .iter()
+        .map(|cpu| {
+            std::thread::spawn(move || {
+                // Real-time, so that it does not wait behind hogs; it fails on CPUs that just went
+                // offline, and without root the trace would not have started.
+                let _ = sys::set_policy(0, Policy::Fifo);
+                let _ = sys::set_affinity(0, &CpuSet::of([cpu]));
+            })
+        })
+        .collect();
+    for thread in threads {
+        let _ = thread.join();
+    }
+}
+
+impl Watch {
+    fn add(&mut self, setting: &Setting, found: &Analysis, names: &HashMap<i32, String>) {
+        self.seconds += (setting.end - setting.start) as f64 / 1e9;
+        for stretch in &found.violations {
+            let name = names.get(&stretch.pid).cloned().unwrap_or_default();
+            self.violations.push((stretch.clone(), name));
+        }
+        let sum = &mut self.sum;
+        sum.late_host += found.late_host;
+        sum.longest_ns = sum.longest_ns.max(found.longest_ns);
+        sum.waits += found.waits;
+        sum.switches += found.switches;
+        sum.unknown += found.unknown;
+        sum.slowest_answer_ns = sum.slowest_answer_ns.max(found.slowest_answer_ns);
+        found.silent.iter().for_each(|cpu| sum.silent.insert(cpu));
+        self.violations
+            .sort_by_key(|(stretch, _)| std::cmp::Reverse(stretch.own_ns()));
+    }
+
+    /// How many violations are longer than 1, 2, 4, ... ticks.
+    fn distribution(&self) -> Vec<(u64, usize)> {
+        let longer = |ticks: u64| {
+            self.violations
+                .iter()
+                .filter(|(s, _)| s.own_ns() > ticks * self.tick_ns)
+                .count()
+        };
+        [1, 2, 4, 8, 16, 32]
+            .into_iter()
+            .map(|ticks| (ticks, longer(ticks)))
+            .collect()
+    }
+
+    fn describe(&self, text: &mut String, worst: usize, threshold_ms: f64) {
+        let ms = |ns: u64| ns as f64 / 1e6;
+        let _ = writeln!(
+            text,
+            "{}: {:.1} s watched, {} switches, {} waits: {} beside an idle CPU for more than {threshold_ms} ms; longest {:.3} ms",
+            self.scheduler,
+            self.seconds,
+            self.sum.switches,
+            self.sum.waits,
+            self.violations.len(),
+            ms(self.sum.longest_ns)
+        );
+        if !self.violations.is_empty() {
+            let parts: Vec<String> = self
+                .distribution()
+                .iter()
+                .map(|(ticks, count)| format!(">{ticks}: {count}"))
+                .collect();
+            let _ = writeln!(
+                text,
+                "  by ticks of {} ms: {}",
+                ms(self.tick_ns),
+                parts.join("  ")
+            );
+        }
+        for (stretch, name) in self.violations.iter().take(worst) {
+            let _ = writeln!(
+                text,
+                "  {:.3} ms (host {:.3} ms): {name} [{}] queued on CPU {} while CPU {} was idle, at {:.6} s",
+                ms(stretch.ns),
+                ms(stretch.host_ns),
+                stretch.pid,
+                stretch.cpu,
+                stretch.idle_cpu,
+                stretch.at_ns as f64 / 1e9
+            );
+        }
+        if self.sum.late_host > 0 {
+            let _ = writeln!(
+                text,
+                "  {} more were too long only because the host did not run a CPU (slowest answer to a kick: {:.3} ms)",
+                self.sum.late_host,
+                ms(self.sum.slowest_answer_ns)
+            );
+        }
+        if self.sum.unknown > 0 {
+            let _ = writeln!(
+                text,
+                "  {} waits not judged: affinity unknown",
+                self.sum.unknown
+            );
+        }
+        if !self.sum.silent.is_empty() {
+            let _ = writeln!(
+                text,
+                "  CPUs {} showed no switch in some recording: counted as busy there",
+                self.sum.silent
+            );
+        }
+        if !self.missing.is_empty() {
+            let _ = writeln!(
+                text,
+                "  this kernel has no {}: less is blamed on the host",
+                self.missing.join(", ")
+            );
+        }
+        if let Some(why) = &self.died {
+            let _ = writeln!(text, "  the scheduler died: {why}");
+        }
+    }
+
+    fn json(&self, worst: usize) -> Value {
+        let list: Vec<Value> = self
+            .violations
+            .iter()
+            .take(worst)
+            .map(|(stretch, name)| json!({ "task": name, "stretch": stretch }))
+            .collect();
+        let ticks: serde_json::Map<String, Value> = self
+            .distribution()
+            .into_iter()
+            .map(|(ticks, count)| (ticks.to_string(), count.into()))
+            .collect();
+        json!({
+            "scheduler": self.scheduler, "seconds": self.seconds, "tick_ns": self.tick_ns,
+            "violations": self.violations.len(), "longer_than_ticks": ticks, "worst": list,
+            "longest_ns": self.sum.longest_ns, "late_host": self.sum.late_host,
+            "slowest_answer_ns": self.sum.slowest_answer_ns, "switches": self.sum.switches,
+            "waits": self.sum.waits, "unknown_affinity": self.sum.unknown,
+            "silent_cpus": self.sum.silent.to_string(), "missing_events": self.missing, "died": self.died,
+        })
+    }
+}
+
+/// A sched_ext scheduler that was started here; stopped when dropped.
+struct Scheduler(std::process::Child);
+
+impl Scheduler {
+    /// Starts a scheduler and waits until the kernel says that it is enabled.
+    fn start(command: &str) -> Result<Self> {
+        let mut words = command.split_whitespace();
+        let Some(program) = words.next() else {
+            bail!("--scheduler is empty")
+        };
+        let child = Command::new(program)
+            .args(words)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .with_context(|| format!("start the scheduler {program}: is it in PATH?"))?;
+        let mut scheduler = Self(child);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while running_scheduler() == "eevdf" {
+            if let Some(status) = scheduler.0.try_wait().context("look after the scheduler")? {
+                bail!("`{command}` ended with {status} before it was enabled; its words are above");
+            }
+            if Instant::now() > deadline {
+                bail!("`{command}` was not enabled within 60 s");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(scheduler)
+    }
+
+    /// Stops the scheduler. Some if it had ended by itself.
+    fn stop(&mut self) -> Result<Option<String>> {
+        if let Some(status) = self.0.try_wait().context("look after the scheduler")? {
+            return Ok(Some(format!("it ended with {status} while being watched")));
+        }
+        let pid = Pid::from_raw(self.0.id() as i32);
+        kill(pid, Signal::SIGINT).context("stop the scheduler")?;
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while self
+            .0
+            .try_wait()
+            .context("look after the scheduler")?
+            .is_none()
+        {
+            if Instant::now() > deadline {
+                bail!("the scheduler did not stop within 20 s of SIGINT");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(None)
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        // The kernel falls back to its own scheduler when the process is gone.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

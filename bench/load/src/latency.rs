@@ -1,0 +1,265 @@
+//! `latency`: how long does a woken task wait, and what does that do to requests?
+//!
+//! The shape is that of schbench, which models a server: message threads hand out requests, worker
+//! threads sleep until woken, work, and ask for more. Three numbers come out:
+//! - *wakeup latency*: from the moment before the message thread wakes the worker until the worker
+//!   runs;
+//! - *request latency*: wakeup latency plus the work (a fixed number of operations, the same on
+//!   every machine and under every scheduler, so that preemption shows);
+//! - *requests per second*.
+//!
+//! Threads sleep and wake by `park`/`unpark`, which are one futex call each.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use hdrhistogram::Histogram;
+use serde_json::{Value, json};
+
+use crate::Finding;
+use crate::sys;
+
+/// Measure wakeup and request latency of message and worker threads.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Message threads
+    #[arg(long, short, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    message_threads: u32,
+    /// Worker threads of each message thread
+    #[arg(long, short, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: u32,
+    /// Operations (dependent multiplications) of work per request
+    #[arg(long, default_value_t = 100_000)]
+    operations: u64,
+    /// How long to measure
+    #[arg(long, default_value = "10", value_parser = sys::parse_seconds)]
+    seconds: Duration,
+    /// How long to run before measuring
+    #[arg(long, default_value = "0.3", value_parser = sys::parse_seconds)]
+    warmup: Duration,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What a message thread and its workers share.
+struct Team {
+    messenger: OnceLock<Thread>,
+    /// Workers that ask for a request.
+    asking: Mutex<Vec<usize>>,
+    workers: Vec<Mailbox>,
+}
+
+/// Where a worker is woken.
+#[derive(Default)]
+struct Mailbox {
+    /// When the request was handed out, 0 while there is none.
+    woken_at: AtomicU64,
+    thread: OnceLock<Thread>,
+}
+
+/// When to measure and when to stop, the same for all threads.
+struct Schedule {
+    measure_from: u64,
+    stop: AtomicBool,
+    operations: u64,
+}
+
+/// One worker's histograms, in nanoseconds.
+struct Latencies {
+    wakeup: Histogram<u64>,
+    request: Histogram<u64>,
+}
+
+impl Latencies {
+    fn new() -> Result<Self> {
+        // One ns to one minute, three digits; anything longer counts as a minute (saturating).
+        let histogram =
+            || Histogram::new_with_bounds(1, 60_000_000_000, 3).context("make a histogram");
+        Ok(Self {
+            wakeup: histogram()?,
+            request: histogram()?,
+        })
+    }
+}
+
+/// Runs the threads and reports percentiles.
+pub fn run(args: &Args) -> Result<Finding> {
+    let measure_from = sys::now_ns() + args.warmup.as_nanos() as u64;
+    let schedule = Arc::new(Schedule {
+        measure_from,
+        stop: AtomicBool::new(false),
+        operations: args.operations,
+    });
+    let mut workers = Vec::new();
+    let mut messengers = Vec::new();
+    for _ in 0..args.message_threads {
+        let team = Arc::new(Team {
+            messenger: OnceLock::new(),
+            asking: Mutex::default(),
+            workers: (0..args.threads).map(|_| Mailbox::default()).collect(),
+        });
+        let (its_team, its_schedule) = (Arc::clone(&team), Arc::clone(&schedule));
+        let messenger = thread::spawn(move || hand_out(&its_team, &its_schedule));
+        // Set before any worker exists, so that a worker always finds it.
+        let _ = team.messenger.set(messenger.thread().clone());
+        messengers.push(messenger);
+        for index in 0..args.threads as usize {
+            let (team, schedule) = (Arc::clone(&team), Arc::clone(&schedule));
+            workers.push(thread::spawn(move || work(&team, index, &schedule)));
+        }
+    }
+    thread::sleep(args.warmup + args.seconds);
+    let elapsed = (sys::now_ns() - measure_from) as f64 / 1e9;
+    schedule.stop.store(true, Ordering::Relaxed);
+
+    let mut all = Latencies::new()?;
+    for worker in workers {
+        let one = worker
+            .join()
+            .map_err(|_| anyhow!("a worker thread panicked"))??;
+        all.wakeup.add(&one.wakeup).context("sum up histograms")?;
+        all.request.add(&one.request).context("sum up histograms")?;
+    }
+    for messenger in messengers {
+        messenger
+            .join()
+            .map_err(|_| anyhow!("a message thread panicked"))?;
+    }
+    Ok(describe(&all, elapsed))
+}
+
+/// A message thread: wakes every worker that asks, sleeps while none does.
+fn hand_out(team: &Team, schedule: &Schedule) {
+    while !schedule.stop.load(Ordering::Relaxed) {
+        let asking =
+            std::mem::take(&mut *team.asking.lock().unwrap_or_else(PoisonError::into_inner));
+        if asking.is_empty() {
+            thread::park_timeout(Duration::from_millis(50));
+        }
+        for index in asking {
+            let mailbox = &team.workers[index];
+            mailbox.woken_at.store(sys::now_ns(), Ordering::Release);
+            if let Some(thread) = mailbox.thread.get() {
+                thread.unpark();
+            }
+        }
+    }
+}
+
+/// A worker: asks, sleeps until woken, works, and notes both latencies.
+fn work(team: &Team, index: usize, schedule: &Schedule) -> Result<Latencies> {
+    let mailbox = &team.workers[index];
+    let _ = mailbox.thread.set(thread::current());
+    let mut latencies = Latencies::new()?;
+    while !schedule.stop.load(Ordering::Relaxed) {
+        mailbox.woken_at.store(0, Ordering::Relaxed);
+        team.asking
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(index);
+        if let Some(messenger) = team.messenger.get() {
+            messenger.unpark();
+        }
+        let woken_at = loop {
+            match mailbox.woken_at.load(Ordering::Acquire) {
+                // The time limit is for the end of the run, when nobody hands out any more.
+                0 if schedule.stop.load(Ordering::Relaxed) => return Ok(latencies),
+                0 => thread::park_timeout(Duration::from_millis(50)),
+                at => break at,
+            }
+        };
+        let running_at = sys::now_ns();
+        spin(schedule.operations);
+        if woken_at >= schedule.measure_from {
+            latencies
+                .wakeup
+                .saturating_record(running_at.saturating_sub(woken_at).max(1));
+            latencies
+                .request
+                .saturating_record(sys::now_ns().saturating_sub(woken_at).max(1));
+        }
+    }
+    Ok(latencies)
+}
+
+fn spin(operations: u64) {
+    let mut state = 1_u64;
+    for _ in 0..operations {
+        state = std::hint::black_box(
+            state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1),
+        );
+    }
+}
+
+fn describe(latencies: &Latencies, elapsed: f64) -> Finding {
+    let requests = latencies.request.len();
+    let rate = requests as f64 / elapsed;
+    let mut text = String::new();
+    for (name, histogram) in [
+        ("wakeup", &latencies.wakeup),
+        ("request", &latencies.request),
+    ] {
+        let us = |q: f64| histogram.value_at_quantile(q) as f64 / 1e3;
+        let _ = writeln!(
+            text,
+            "{name:<7} us: p50 {:.1}  p90 {:.1}  p99 {:.1}  p99.9 {:.1}  max {:.1}",
+            us(0.5),
+            us(0.9),
+            us(0.99),
+            us(0.999),
+            histogram.max() as f64 / 1e3
+        );
+    }
+    let _ = write!(
+        text,
+        "{requests} requests in {elapsed:.3} s: {rate:.1} requests/s"
+    );
+    let json = json!({
+        "elapsed_s": elapsed, "requests": requests, "requests_per_s": rate,
+        "wakeup_us": percentiles(&latencies.wakeup), "request_us": percentiles(&latencies.request),
+    });
+    // No request at all means that a wakeup was lost: that is a finding, not a number.
+    Finding {
+        text,
+        json,
+        holds: requests > 0,
+    }
+}
+
+fn percentiles(histogram: &Histogram<u64>) -> Value {
+    let us = |q: f64| histogram.value_at_quantile(q) as f64 / 1e3;
+    json!({ "p50": us(0.5), "p90": us(0.9), "p99": us(0.99), "p99_9": us(0.999), "max": histogram.max() as f64 / 1e3 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_run_measures_requests() {
+        let args = Args {
+            message_threads: 1,
+            threads: 2,
+            operations: 1000,
+            seconds: Duration::from_millis(100),
+            warmup: Duration::from_millis(10),
+            json: true,
+        };
+        let finding = run(&args).unwrap();
+        assert!(finding.holds);
+        let json = finding.json;
+        assert!(json["requests"].as_u64().unwrap() > 10, "{json}");
+        // A request contains its wakeup.
+        assert!(
+            json["request_us"]["p50"].as_f64() >= json["wakeup_us"]["p50"].as_f64(),
+            "{json}"
+        );
+    }
+}

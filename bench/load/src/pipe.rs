@@ -1,0 +1,95 @@
+//! `pipe`: how long does a round trip between two tasks take?
+//!
+//! Two processes pass one byte back and forth over two pipes: every step is a sleep, a wakeup and a
+//! switch, so the time per round trip is the cost of the scheduler's shortest path. The method is
+//! that of `perf bench sched pipe`, which drags in perl, python and a matching perf.
+
+use std::fs::File;
+use std::io::{Read, Write};
+
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+
+use crate::Finding;
+use crate::cpus::CpuSet;
+use crate::sys::{self, Child};
+
+/// Measure the time of a round trip between two processes over pipes.
+#[derive(clap::Args)]
+pub struct Args {
+    /// How many round trips
+    #[arg(long, short, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
+    loops: u64,
+    /// Restrict the first process to these CPUs
+    #[arg(long)]
+    cpus_a: Option<CpuSet>,
+    /// Restrict the second process to these CPUs
+    #[arg(long)]
+    cpus_b: Option<CpuSet>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Plays ping-pong and reports the time per round trip.
+pub fn run(args: &Args) -> Result<Finding> {
+    let (ping_read, ping_write) = nix::unistd::pipe().context("make a pipe")?;
+    let (pong_read, pong_write) = nix::unistd::pipe().context("make a pipe")?;
+    let (ping_read, ping_write) = (File::from(ping_read), File::from(ping_write));
+    let (pong_read, pong_write) = (File::from(pong_read), File::from(pong_write));
+    // Descriptors that a process does not use must be closed in it: the end of one process is then
+    // an end of file for the other, not an endless wait.
+    let mut ends = Some((ping_read, ping_write, pong_read, pong_write));
+    let echo = Child::fork(|| {
+        let Some((read, ping_write, pong_read, write)) = ends.take() else {
+            return Ok(());
+        };
+        drop((ping_write, pong_read));
+        if let Some(cpus) = &args.cpus_b {
+            sys::set_affinity(0, cpus)?;
+        }
+        bounce(&read, &write, args.loops + 1)
+    })?;
+    let Some((ping_read, write, read, pong_write)) = ends else {
+        bail!("the pipes went to the child")
+    };
+    drop((ping_read, pong_write));
+    if let Some(cpus) = &args.cpus_a {
+        sys::set_affinity(0, cpus)?;
+    }
+    // One round trip first: the other process must have started.
+    serve(&read, &write, 1)?;
+    let start = sys::now_ns();
+    serve(&read, &write, args.loops)?;
+    let seconds = (sys::now_ns() - start) as f64 / 1e9;
+    drop(echo);
+
+    let us = seconds * 1e6 / args.loops as f64;
+    Ok(Finding {
+        text: format!(
+            "{} round trips in {seconds:.3} s: {us:.3} us each",
+            args.loops
+        ),
+        json: json!({ "loops": args.loops, "seconds": seconds, "us_per_round_trip": us }),
+        holds: true,
+    })
+}
+
+fn serve(mut read: &File, mut write: &File, loops: u64) -> Result<()> {
+    let mut byte = [0];
+    for _ in 0..loops {
+        write.write_all(&byte).context("write to the pipe")?;
+        read.read_exact(&mut byte)
+            .context("read from the pipe: the other process died")?;
+    }
+    Ok(())
+}
+
+fn bounce(mut read: &File, mut write: &File, loops: u64) -> Result<()> {
+    let mut byte = [0];
+    for _ in 0..loops {
+        read.read_exact(&mut byte).context("read from the pipe")?;
+        write.write_all(&byte).context("write to the pipe")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,266 @@
+//! The system calls that the load generators share, each wrapped once, with errors that say on what.
+
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, Pid};
+
+use crate::cpus::CpuSet;
+
+/// CLOCK_MONOTONIC in nanoseconds: the clock that the trace uses too.
+pub fn now_ns() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is a valid timespec for the call's duration; CLOCK_MONOTONIC always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// The CPU that the caller runs on at this moment.
+pub fn current_cpu() -> usize {
+    // SAFETY: no arguments, no memory involved; fails only on kernels without getcpu.
+    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
+}
+
+/// Restricts a thread (0: the caller) to a set of CPUs.
+pub fn set_affinity(tid: i32, cpus: &CpuSet) -> Result<()> {
+    let words = cpus.words();
+    // SAFETY: the kernel reads size_of_val(words) bytes from the slice, which outlives the call.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_sched_setaffinity,
+            tid,
+            size_of_val(words),
+            words.as_ptr(),
+        )
+    };
+    if rc < 0 {
+        return Err(io::Error::last_os_error()).with_context(|| {
+            format!("restrict thread {tid} to CPUs {cpus}: are they online and in its cpuset?")
+        });
+    }
+    Ok(())
+}
+
+/// The CPUs that a thread (0: the caller) may use.
+pub fn affinity(tid: i32) -> Result<CpuSet> {
+    let mut words = vec![0_u64; 8192 / 64];
+    // SAFETY: the kernel writes at most the given number of bytes into the vector's buffer.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_sched_getaffinity,
+            tid,
+            words.len() * 8,
+            words.as_mut_ptr(),
+        )
+    };
+    if rc < 0 {
+        return Err(io::Error::last_os_error())
+            .with_context(|| format!("read the affinity of thread {tid}"));
+    }
+    words.truncate(rc as usize / 8);
+    Ok(CpuSet::from_words(words))
+}
+
+/// Sets the nice value of a thread (0: the caller).
+pub fn set_nice(tid: i32, nice: i32) -> Result<()> {
+    // SAFETY: plain integers.
+    let rc = unsafe { libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, nice) };
+    if rc < 0 {
+        return Err(io::Error::last_os_error()).with_context(|| {
+            format!("set nice {nice} on thread {tid}: negative values need root")
+        });
+    }
+    Ok(())
+}
+
+/// A scheduling policy that needs no deadline parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Policy {
+    /// SCHED_OTHER, the default.
+    Other,
+    /// SCHED_BATCH: throughput before latency.
+    Batch,
+    /// SCHED_IDLE: only what nobody else wants.
+    Idle,
+    /// SCHED_FIFO at the lowest real-time priority: not for sched_ext, preempts all of the others.
+    Fifo,
+}
+
+/// Sets the policy of a thread (0: the caller).
+pub fn set_policy(tid: i32, policy: Policy) -> Result<()> {
+    let (number, priority) = match policy {
+        Policy::Other => (libc::SCHED_OTHER, 0),
+        Policy::Batch => (libc::SCHED_BATCH, 0),
+        Policy::Idle => (libc::SCHED_IDLE, 0),
+        Policy::Fifo => (libc::SCHED_FIFO, 1),
+    };
+    let param = libc::sched_param {
+        sched_priority: priority,
+    };
+    // SAFETY: `param` is valid for the call's duration.
+    if unsafe { libc::sched_setscheduler(tid, number, &param) } < 0 {
+        return Err(io::Error::last_os_error()).with_context(|| {
+            format!("set policy {policy:?} on thread {tid}: SCHED_FIFO needs root")
+        });
+    }
+    Ok(())
+}
+
+/// A forked process that runs a function. Killed and reaped when dropped; dies with its parent.
+#[derive(Debug)]
+pub struct Child(Pid);
+
+impl Child {
+    /// Forks a process that runs `work` and exits: 0, or 1 with the error on stderr.
+    ///
+    /// Must be called before the program starts threads: only the calling thread lives on in the
+    /// child, and a lock that another one held would stay locked for ever.
+    pub fn fork(work: impl FnOnce() -> Result<()>) -> Result<Self> {
+        let parent = nix::unistd::getpid();
+        // SAFETY: the callers fork before they start any thread, so the child's heap and locks are
+        // in a consistent state; it never returns into the caller's code.
+        match unsafe { nix::unistd::fork() }.context("fork a load process")? {
+            ForkResult::Parent { child } => Ok(Self(child)),
+            ForkResult::Child => {
+                // SAFETY: plain integers. A killed parent must not leave hogs behind.
+                unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+                let code = if nix::unistd::getppid() != parent {
+                    1
+                } else if let Err(error) = work() {
+                    eprintln!("magpie-load: {error:#}");
+                    1
+                } else {
+                    0
+                };
+                // SAFETY: ends the child without running the parent's exit handlers twice.
+                unsafe { libc::_exit(code) }
+            }
+        }
+    }
+
+    /// Waits until the process ends by itself.
+    pub fn wait(self) -> Result<()> {
+        let ended = waitpid(self.0, None).context("wait for a load process");
+        // It is reaped: its number may belong to another process by now, so no kill.
+        std::mem::forget(self);
+        ended.map(|_| ())
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> i32 {
+        self.0.as_raw()
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        kill(self.0, signal).with_context(|| format!("send {signal} to load process {}", self.0))
+    }
+
+    /// Waits until the process is stopped (after SIGSTOP): from then on its CPU time stands still.
+    pub fn wait_stopped(&self) -> Result<()> {
+        use nix::sys::wait::{WaitPidFlag, WaitStatus};
+        match waitpid(self.0, Some(WaitPidFlag::WUNTRACED))
+            .context("wait for a load process to stop")?
+        {
+            WaitStatus::Stopped(..) => Ok(()),
+            other => bail!("load process {} ended too early: {other:?}", self.0),
+        }
+    }
+
+    /// The process's CPU time and time spent waiting in a runqueue, in nanoseconds.
+    pub fn schedstat(&self) -> Result<(u64, u64)> {
+        let path = format!("/proc/{}/schedstat", self.0);
+        let text = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+        let mut fields = text.split_whitespace().map(str::parse);
+        match (fields.next(), fields.next()) {
+            (Some(Ok(ran)), Some(Ok(waited))) => Ok((ran, waited)),
+            _ => bail!("{path} says {text:?}: does the kernel have CONFIG_SCHED_INFO?"),
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = kill(self.0, Signal::SIGKILL);
+        let _ = waitpid(self.0, None);
+    }
+}
+
+/// Holds processes back until all are ready, then lets them go together: they block in a read of a
+/// pipe whose only writer is closed at the start.
+pub struct StartGate {
+    ready: (OwnedFd, OwnedFd),
+    start: (OwnedFd, OwnedFd),
+}
+
+impl StartGate {
+    /// A closed gate; make it before forking the processes.
+    pub fn new() -> Result<Self> {
+        let pipe = || nix::unistd::pipe().context("make a pipe");
+        Ok(Self {
+            ready: pipe()?,
+            start: pipe()?,
+        })
+    }
+
+    /// In the process: says "ready" and waits for the start.
+    pub fn wait(self) -> Result<()> {
+        drop(self.start.1);
+        std::fs::File::from(self.ready.1)
+            .write_all(b"r")
+            .context("report ready")?;
+        std::fs::File::from(self.start.0)
+            .read_to_end(&mut Vec::new())
+            .context("wait for the start")?;
+        Ok(())
+    }
+
+    /// In the parent: waits until `count` processes are ready.
+    pub fn wait_ready(self, count: usize) -> Result<OpenableGate> {
+        drop(self.ready.1);
+        let mut ready = vec![0; count];
+        std::fs::File::from(self.ready.0)
+            .read_exact(&mut ready)
+            .context("a load process died before the start")?;
+        Ok(OpenableGate(self.start.1))
+    }
+}
+
+/// A gate behind which all processes wait.
+pub struct OpenableGate(OwnedFd);
+
+impl OpenableGate {
+    /// Lets all processes go at once.
+    pub fn open(self) {
+        drop(self.0);
+    }
+}
+
+/// Burns CPU until killed.
+pub fn burn_forever() -> ! {
+    let mut state = 1_u64;
+    loop {
+        // A chain of dependent multiplications: no memory, no system call, nothing to optimize away.
+        state = std::hint::black_box(
+            state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1),
+        );
+    }
+}
+
+/// Parses seconds from a command line: more than zero, at most a day.
+pub fn parse_seconds(text: &str) -> Result<Duration> {
+    match text.trim_end_matches('s').parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 86_400.0 => Ok(Duration::from_secs_f64(seconds)),
+        _ => bail!("`{text}` is not a time in seconds such as 10 or 0.5"),
+    }
+}
