@@ -1,11 +1,371 @@
-//! `magpie lab`.
-use anyhow::{Result, bail};
+//! `magpie lab`: run something in a guest, list kernels and machines, check a machine.
+
+use crate::guest::{Guest, GuestOptions, Progress, Stream, explain};
+use crate::kernel::{self, KernelChoice, SERIES};
+use crate::machine::Machine;
+use crate::{image, packages, place, qemu, topology};
+use anyhow::{Context, Result, bail, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Exit code of `magpie lab run` when the lab itself failed, so that it is not taken for the command's.
+pub const LAB_FAILED: u8 = 125;
 
 /// Arguments of `magpie lab`.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Boot a guest, start a scheduler in it, run a command, stream its output.
+    Run(Run),
+    /// List the kernels of the lock file.
+    Kernels(Kernels),
+    /// List the machine presets.
+    Machines(Machines),
+    /// Boot a machine and compare what the guest sees with what was asked for.
+    Check(Check),
+}
+
+#[derive(Debug, clap::Args)]
+struct Vm {
+    /// Preset (see `magpie lab machines`) or path of a machine's TOML file.
+    #[arg(long, value_name = "NAME|FILE", default_value = "tiny2")]
+    machine: String,
+    /// Series of a stock kernel (see `magpie lab kernels`), or path of a bzImage; the newest series
+    /// if absent.
+    #[arg(long, value_name = "SERIES|FILE")]
+    kernel: Option<String>,
+    /// Configuration of the kernel given as a file. libbpf needs it to load schedulers.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Seconds that the guest may take to boot.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    boot_timeout: u64,
+}
+
+/// Boots a guest, starts a scheduler in it, runs a command and returns the command's exit code.
+///
+/// The exit code is 125 when the lab itself failed, or when the scheduler ended while the command
+/// ran; the reason is on standard error.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    magpie lab run -- uname -a\n  \
+    magpie lab run --machine smt8 --sched 'scx_magpie --verbose' --package rt-tests -- hackbench -g 2\n  \
+    magpie lab run --kernel 7.0 --copy ./data.txt -- wc -l /bin/data.txt")]
+struct Run {
+    #[command(flatten)]
+    vm: Vm,
+    /// Scheduler with its options, as one word. The program is looked for in the source tree's
+    /// target/release and target/peers/bin, then in PATH, and copied into the guest.
+    #[arg(long, value_name = "COMMAND")]
+    sched: Option<String>,
+    /// Debian package to unpack into the guest; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    package: Vec<String>,
+    /// File or program of this host to put into the guest's /bin with the libraries it needs; may
+    /// be given several times.
+    #[arg(long, value_name = "FILE")]
+    copy: Vec<PathBuf>,
+    /// Seconds that the command may run.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    timeout: u64,
+    /// Write exit code, times, kernel and machine as JSON to a file, `-` for standard output.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Command and its arguments: a program of a package, a busybox applet, or a program of this
+    /// host, which is then copied into the guest.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Kernels {
+    /// Write the list as JSON to a file, `-` for standard output.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Look up and download the kernels that are missing.
+    #[arg(long)]
+    download: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct Machines {
+    /// Write the list as JSON to a file, `-` for standard output.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Check {
+    #[command(flatten)]
+    vm: Vm,
+}
 
 /// Runs `magpie lab`; the process's exit code.
-pub fn run(_args: Args) -> Result<u8> {
-    bail!("under construction")
+pub fn run(args: Args) -> Result<u8> {
+    ctrlc::set_handler(|| {
+        qemu::abandon_all();
+        std::process::exit(130);
+    })
+    .context("cannot install the handler that ends guests on Ctrl-C")?;
+    match args.command {
+        Command::Run(run) => Ok(run_command(&run).unwrap_or_else(|error| {
+            eprintln!("magpie lab: {error:#}");
+            LAB_FAILED
+        })),
+        Command::Kernels(kernels) => list_kernels(&kernels),
+        Command::Machines(machines) => list_machines(&machines),
+        Command::Check(check) => check_machine(&check),
+    }
+}
+
+impl Vm {
+    fn options(&self, spinner: &Spinner) -> Result<GuestOptions> {
+        Ok(GuestOptions {
+            machine: Machine::find(&self.machine)?,
+            kernel: KernelChoice::parse(self.kernel.as_deref(), self.config.as_deref())?,
+            boot_timeout: Duration::from_secs(self.boot_timeout),
+            progress: spinner.progress(),
+            ..GuestOptions::default()
+        })
+    }
+}
+
+fn run_command(run: &Run) -> Result<u8> {
+    let spinner = Spinner::new();
+    let mut options = run.vm.options(&spinner)?;
+    options.packages = run.package.clone();
+    options.files = run.copy.clone();
+    let scheduler = match &run.sched {
+        Some(line) => {
+            let mut argv = shell_words::split(line)
+                .with_context(|| format!("cannot read the scheduler's command: {line}"))?;
+            let name = argv.first().context("--sched is empty")?;
+            let program = find_program(name).with_context(|| {
+                format!(
+                    "there is no scheduler \"{name}\" in target/release, target/peers/bin or PATH; \
+                     build it (`cargo build --release`) or install it (`cargo install {name}`)"
+                )
+            })?;
+            argv[0] = guest_name(&program)?;
+            options.files.push(program);
+            Some(argv)
+        }
+        None => None,
+    };
+    let mut command = run.command.clone();
+    if let Some(program) = to_copy(&command[0], &run.package, &options.progress)? {
+        command[0] = guest_name(&program)?;
+        options.files.push(program);
+    }
+    let mut guest = Guest::boot(&options)?;
+    if let Some(argv) = &scheduler {
+        options.progress.say(&format!("starting {}", argv[0]));
+        guest.start_scheduler(argv)?;
+    }
+    spinner.clear();
+    let timeout = Duration::from_secs(run.timeout);
+    let ran = guest.exec(&command, timeout, &mut |stream, bytes| {
+        // A closed pipe (`| head`) is no reason to leave the guest in the middle of a command.
+        let _ = match stream {
+            Stream::Stdout => io::stdout()
+                .write_all(bytes)
+                .and_then(|()| io::stdout().flush()),
+            Stream::Stderr => io::stderr().write_all(bytes),
+        };
+    });
+    if scheduler.is_some() {
+        // Also when the command failed: a scheduler that was thrown out explains why.
+        if let Ok(Some(exit)) = guest.scheduler_died() {
+            bail!(
+                "the scheduler ended while the command ran\n{}",
+                explain(&exit)
+            );
+        }
+    }
+    let result = ran?;
+    if let Some(path) = &run.json {
+        let record = json!({
+            "command": command,
+            "scheduler": scheduler,
+            "machine": options.machine,
+            "kernel": guest.kernel_release(),
+            "accelerator": guest.accelerator(),
+            "result": result,
+        });
+        write_json(path, &record)?;
+    }
+    if let Some(argv) = &scheduler {
+        let exit = guest.stop_scheduler()?;
+        ensure!(
+            exit.code == 0,
+            "{} did not end cleanly\n{}",
+            argv[0],
+            explain(&exit)
+        );
+    }
+    guest.shutdown()?;
+    Ok(u8::try_from(result.code).unwrap_or(u8::MAX))
+}
+
+/// The host program to copy for a command, none if the guest has it.
+fn to_copy(command: &str, packages: &[String], progress: &Progress) -> Result<Option<PathBuf>> {
+    if command.contains('/') {
+        let path = PathBuf::from(command);
+        return Ok(path.is_file().then_some(path));
+    }
+    let folders = packages::unpacked(packages, progress)?;
+    let in_package = folders.iter().any(|folder| {
+        ["usr/bin", "usr/sbin", "bin", "sbin"]
+            .iter()
+            .any(|bin| folder.join(bin).join(command).exists())
+    });
+    if in_package || image::is_applet(command)? {
+        return Ok(None);
+    }
+    match find_program(command) {
+        Some(program) => Ok(Some(program)),
+        None => bail!(
+            "there is no \"{command}\": not in the packages given, not in busybox, not on this host; \
+             name the Debian package it is in with --package"
+        ),
+    }
+}
+
+/// A program of the source tree or of PATH.
+fn find_program(name: &str) -> Option<PathBuf> {
+    if name.contains('/') {
+        let path = PathBuf::from(name);
+        return path.is_file().then_some(path);
+    }
+    let tree = place::source_tree().into_iter();
+    let built = tree.flat_map(|tree| [tree.join("target/release"), tree.join("target/peers/bin")]);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    built
+        .chain(std::env::split_paths(&path))
+        .map(|dir| dir.join(name))
+        .find(|file| file.is_file())
+}
+
+fn guest_name(program: &Path) -> Result<String> {
+    let name = program.file_name().context("a program has a file name")?;
+    Ok(format!("/bin/{}", name.to_string_lossy()))
+}
+
+fn list_kernels(args: &Kernels) -> Result<u8> {
+    if args.download {
+        let spinner = Spinner::new();
+        for series in SERIES {
+            KernelChoice::Series(series.to_string()).resolve(&spinner.progress())?;
+        }
+    }
+    let lock = kernel::read_lock()?;
+    let mut rows = Vec::new();
+    for locked in &lock.kernel {
+        let kernel = kernel::downloaded(locked)?;
+        let default = Some(&locked.name.as_str()) == SERIES.last();
+        rows.push(json!({
+            "series": locked.name,
+            "release": locked.release,
+            "default": default,
+            "downloaded": kernel.is_some(),
+            "image": kernel.as_ref().map(|k| &k.image),
+            "config": kernel.as_ref().and_then(|k| k.config.as_ref()),
+            "packages": locked.package,
+        }));
+        if args.json.is_none() {
+            println!(
+                "{:<8}{:<32}{}{}",
+                locked.name,
+                locked.release,
+                if kernel.is_some() {
+                    "downloaded"
+                } else {
+                    "not downloaded"
+                },
+                if default { ", default" } else { "" }
+            );
+        }
+    }
+    if let Some(path) = &args.json {
+        write_json(path, &json!(rows))?;
+    }
+    Ok(0)
+}
+
+fn list_machines(args: &Machines) -> Result<u8> {
+    let machines = Machine::presets();
+    match &args.json {
+        Some(path) => write_json(path, &json!(machines))?,
+        None => {
+            for machine in machines {
+                println!("{:<12}{}", machine.name, machine.description);
+            }
+        }
+    }
+    Ok(0)
+}
+
+fn check_machine(args: &Check) -> Result<u8> {
+    let spinner = Spinner::new();
+    let options = args.vm.options(&spinner)?;
+    let mut guest = Guest::boot(&options)?;
+    let differences = topology::differences(&mut guest, &options.machine)?;
+    spinner.clear();
+    let (machine, release) = (&options.machine.name, guest.kernel_release().to_string());
+    ensure!(
+        differences.is_empty(),
+        "the guest is not the machine {machine} (kernel {release}):\n  {}",
+        differences.join("\n  ")
+    );
+    println!(
+        "{machine}: kernel {release} sees its siblings, caches, nodes and domains as asked for"
+    );
+    guest.shutdown()?;
+    Ok(0)
+}
+
+fn write_json(path: &Path, value: &serde_json::Value) -> Result<()> {
+    let text = format!("{value:#}\n");
+    if path == Path::new("-") {
+        print!("{text}");
+        return Ok(());
+    }
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// What is going on, on standard error, if that is a terminal.
+struct Spinner(ProgressBar);
+
+impl Spinner {
+    fn new() -> Spinner {
+        let bar = ProgressBar::new_spinner();
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(100));
+        Spinner(bar)
+    }
+
+    fn progress(&self) -> Progress {
+        let bar = self.0.clone();
+        Progress::new(move |what| bar.set_message(what.to_string()))
+    }
+
+    fn clear(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        self.clear();
+    }
 }

@@ -1,13 +1,40 @@
-//! Kernels.
-use std::path::PathBuf;
+//! Stock Debian kernels, remembered in a lock file.
+//!
+//! `kernels.lock` names for each series the packages, their place in the archive's pool and their
+//! hashes, so that everybody boots the same kernel. Versions leave the archive: when a locked package
+//! is gone the newest kernel of its series takes its place and the lock is rewritten.
+//!
+//! Within a series the builds for the newest Debian come first (`+deb14` before `+deb13`): from about
+//! 7.1 on, kernels whose BTF was made with an older pahole than 1.26 load no sched_ext program, and
+//! that is so for the backports.
+
+use crate::guest::Progress;
+use crate::{apt, apt::Apt, place};
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The series of the matrix, oldest first; the last is the default.
+pub const SERIES: &[&str] = &["6.19", "7.0", "7.2"];
+
+/// Suites that kernels are looked for in.
+const SUITES: &[&str] = &["sid", "forky", "trixie-backports"];
+
+/// Flavour of the kernels: the smallest one with sched_ext, BTF and virtio built in.
+const FLAVOUR: &str = "cloud-amd64";
+
+/// The lock file as it was when this program was built, for use outside of a source tree.
+const SEED: &str = include_str!("../../kernels.lock");
 
 /// Which kernel a guest boots.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum KernelChoice {
-    /// The newest kernel of the matrix that can load sched_ext programs.
+    /// The newest series of the matrix.
     #[default]
     Default,
-    /// A series of the matrix, such as `7.0`.
+    /// A series, such as `7.0`.
     Series(String),
     /// One's own kernel.
     Files {
@@ -16,4 +43,378 @@ pub enum KernelChoice {
         /// Its configuration; without it libbpf cannot load programs unless the kernel has IKCONFIG.
         config: Option<PathBuf>,
     },
+}
+
+/// A kernel that is on this host, ready to boot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kernel {
+    /// bzImage.
+    pub image: PathBuf,
+    /// Its configuration, if known.
+    pub config: Option<PathBuf>,
+}
+
+/// A package of a locked kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Package {
+    /// Name.
+    pub name: String,
+    /// Version.
+    pub version: String,
+    /// Path below the mirror's base address.
+    pub path: String,
+    /// Hash of the archive, in hexadecimal.
+    pub sha256: String,
+}
+
+/// A kernel of the lock file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Locked {
+    /// Series, such as `7.2`.
+    pub name: String,
+    /// `uname -r`.
+    pub release: String,
+    /// The package with the kernel and the one with its configuration, which may be the same.
+    pub package: Vec<Package>,
+}
+
+/// The lock file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lock {
+    /// By series, oldest first.
+    #[serde(default)]
+    pub kernel: Vec<Locked>,
+}
+
+impl KernelChoice {
+    /// What `--kernel` and `--config` mean: a series if the word is one, else the path of a file.
+    pub fn parse(kernel: Option<&str>, config: Option<&Path>) -> Result<KernelChoice> {
+        let is_series = |word: &str| {
+            word.split_once('.').is_some_and(|(major, minor)| {
+                [major, minor]
+                    .iter()
+                    .all(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+            })
+        };
+        match kernel {
+            None => {
+                ensure!(config.is_none(), "--config goes with --kernel FILE");
+                Ok(KernelChoice::Default)
+            }
+            Some(word) if is_series(word) => {
+                ensure!(
+                    config.is_none(),
+                    "--config goes with --kernel FILE, not with a series"
+                );
+                Ok(KernelChoice::Series(word.to_string()))
+            }
+            Some(path) => Ok(KernelChoice::Files {
+                kernel: PathBuf::from(path),
+                config: config.map(Path::to_path_buf),
+            }),
+        }
+    }
+
+    /// Finds the kernel, downloading it if it is not on this host yet; `progress` hears what takes time.
+    pub fn resolve(&self, progress: &Progress) -> Result<Kernel> {
+        match self {
+            KernelChoice::Default => series(SERIES[SERIES.len() - 1], progress),
+            KernelChoice::Series(name) => series(name, progress),
+            KernelChoice::Files { kernel, config } => {
+                for file in std::iter::once(kernel).chain(config) {
+                    ensure!(
+                        file.is_file(),
+                        "there is no kernel file {}; give the path of a bzImage (and --config), or \
+                         a series such as {}",
+                        file.display(),
+                        SERIES.join(", ")
+                    );
+                }
+                Ok(Kernel {
+                    image: kernel.clone(),
+                    config: config.clone(),
+                })
+            }
+        }
+    }
+}
+
+/// Reads the lock file.
+pub fn read_lock() -> Result<Lock> {
+    let path = place::kernels_lock()?;
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => SEED.to_string(),
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+    };
+    toml::from_str(&text).with_context(|| {
+        format!(
+            "{} is not valid; remove it to have it made anew",
+            path.display()
+        )
+    })
+}
+
+/// The kernel of a locked series if it has been downloaded.
+pub fn downloaded(locked: &Locked) -> Result<Option<Kernel>> {
+    let folder = folder(locked)?;
+    if !folder.exists() {
+        return Ok(None);
+    }
+    let find = |names: [String; 2]| names.iter().map(|n| folder.join(n)).find(|p| p.is_file());
+    let release = &locked.release;
+    let image = find([
+        format!("usr/lib/modules/{release}/vmlinuz"),
+        format!("boot/vmlinuz-{release}"),
+    ]);
+    let config = find([
+        format!("usr/lib/modules/{release}/config"),
+        format!("boot/config-{release}"),
+    ]);
+    Ok(image.map(|image| Kernel { image, config }))
+}
+
+fn folder(locked: &Locked) -> Result<PathBuf> {
+    let version = locked
+        .package
+        .first()
+        .map_or("", |package| package.version.as_str());
+    let name = format!("{}_{version}", locked.release);
+    Ok(place::lab_dir()?
+        .join("kernels")
+        .join(name.replace(['/', ':'], "_")))
+}
+
+fn series(name: &str, progress: &Progress) -> Result<Kernel> {
+    let find = |lock: Lock| lock.kernel.into_iter().find(|k| k.name == name);
+    if let Some(locked) = find(read_lock()?)
+        && let Some(kernel) = downloaded(&locked)?
+    {
+        return Ok(kernel);
+    }
+    // Two runs that miss the same kernel: the second waits here and then finds it.
+    let _lock = place::lock(&place::lab_dir()?.join("kernels.download-lock"))?;
+    if let Some(locked) = find(read_lock()?) {
+        if let Some(kernel) = downloaded(&locked)? {
+            return Ok(kernel);
+        }
+        progress.say(&format!("downloading kernel {}", locked.release));
+        if let Some(kernel) = download(&locked)? {
+            return Ok(kernel);
+        }
+        progress.say(&format!("kernel {} has left the archive", locked.release));
+    }
+    progress.say(&format!("looking for the newest kernel of series {name}"));
+    let locked = look_up(name)?;
+    progress.say(&format!("downloading kernel {}", locked.release));
+    let kernel = download(&locked)?.with_context(|| {
+        format!(
+            "kernel {} is in the mirror's index but not in its pool; try later",
+            locked.release
+        )
+    })?;
+    remember(locked)?;
+    Ok(kernel)
+}
+
+/// Downloads and unpacks; none if one of the packages has left the pool.
+fn download(locked: &Locked) -> Result<Option<Kernel>> {
+    let folder = folder(locked)?;
+    let parent = folder.parent().context("the kernels have a folder")?;
+    fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+    let work = tempfile::tempdir_in(parent)
+        .with_context(|| format!("cannot create a folder in {}", parent.display()))?;
+    let all = work.path().join("all");
+    for (number, package) in locked.package.iter().enumerate() {
+        let archive = work.path().join(format!("{number}.deb"));
+        if !apt::download_from_pool(&package.path, Some(&package.sha256), &archive)? {
+            return Ok(None);
+        }
+        let part = work.path().join(number.to_string());
+        apt::unpack(&archive, &part)?;
+        for entry in walkdir::WalkDir::new(&part).into_iter().flatten() {
+            let name = entry.file_name().to_string_lossy();
+            let wanted = ["vmlinuz", "config"].iter().any(|w| name.starts_with(w));
+            if entry.file_type().is_file() && wanted {
+                let to = all.join(entry.path().strip_prefix(&part)?);
+                fs::create_dir_all(to.parent().context("a file has a folder")?)?;
+                fs::copy(entry.path(), &to)?;
+            }
+        }
+    }
+    fs::rename(&all, &folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let kernel = downloaded(locked)?;
+    if kernel.is_none() {
+        let _ = fs::remove_dir_all(&folder);
+        bail!("the packages of kernel {} hold no vmlinuz", locked.release);
+    }
+    Ok(kernel)
+}
+
+/// Finds the newest kernel of a series in the archive.
+fn look_up(series: &str) -> Result<Locked> {
+    let apt = Apt::open("kernels", SUITES, None)?;
+    apt.update(true)?;
+    let mut candidates: Vec<((u32, u32), String)> = Vec::new();
+    for kind in ["linux-binary-", "linux-image-"] {
+        for name in apt.names(&format!("{kind}{series}."))? {
+            let release = name.trim_start_matches(kind);
+            if let Some(order) = order(release, series) {
+                candidates.push((order, release.to_string()));
+            }
+        }
+    }
+    candidates.sort();
+    candidates.dedup();
+    for (_, release) in candidates.iter().rev() {
+        if let Some(package) = packages_of(&apt, release)? {
+            return Ok(Locked {
+                name: series.to_string(),
+                release: release.clone(),
+                package,
+            });
+        }
+    }
+    let others = read_lock()?
+        .kernel
+        .into_iter()
+        .map(|k| k.name)
+        .collect::<Vec<_>>()
+        .join(", ");
+    bail!(
+        "the archive has no {FLAVOUR} kernel of series {series} with sched_ext; \
+         try one of {others}, or bring your own with --kernel FILE --config FILE"
+    )
+}
+
+/// Sort key of `7.2.13+deb14-cloud-amd64`: the Debian it was built for, then the version.
+fn order(release: &str, series: &str) -> Option<(u32, u32)> {
+    let rest = release.strip_prefix(series)?.strip_prefix('.')?;
+    let (patch, rest) = rest.split_once("+deb")?;
+    let debian = rest.strip_suffix(FLAVOUR)?.strip_suffix('-')?;
+    Some((debian.parse().ok()?, patch.parse().ok()?))
+}
+
+/// The package with the kernel, then the one with its configuration.
+fn packages_of(apt: &Apt, release: &str) -> Result<Option<Vec<Package>>> {
+    let mut packages = Vec::new();
+    for kind in ["linux-binary", "linux-image"] {
+        if let Some(fields) = apt.show(&format!("{kind}-{release}"))? {
+            packages.push(package(&fields)?);
+            break;
+        }
+    }
+    let Some(binary) = packages.first() else {
+        return Ok(None);
+    };
+    if !binary.name.starts_with("linux-binary") {
+        return Ok(Some(packages)); // not split: the configuration is in the same package
+    }
+    match apt.show(&format!("linux-base-{release}"))? {
+        Some(fields) => packages.push(package(&fields)?),
+        None => match unlisted_base(release, &binary.version)? {
+            Some(base) => packages.push(base),
+            None => return Ok(None),
+        },
+    }
+    Ok(Some(packages))
+}
+
+fn package(fields: &std::collections::BTreeMap<String, String>) -> Result<Package> {
+    let field = |name: &str| {
+        fields
+            .get(name)
+            .cloned()
+            .with_context(|| format!("the index has a package without {name}"))
+    };
+    Ok(Package {
+        name: field("Package")?,
+        version: field("Version")?,
+        path: field("Filename")?,
+        sha256: field("SHA256")?,
+    })
+}
+
+/// Older kernels stay listed as signed binaries for a while after the unsigned source with their
+/// configuration has left the index; the pool still has it. Its hash is taken from what is there now
+/// and is fixed in the lock file from then on. What it yields is a configuration, nothing that runs.
+fn unlisted_base(release: &str, version: &str) -> Result<Option<Package>> {
+    let name = format!("linux-base-{release}");
+    let path = format!("pool/main/l/linux/{name}_{version}_amd64.deb");
+    let work = tempfile::tempdir().context("cannot create a temporary folder")?;
+    let archive = work.path().join("base.deb");
+    if !apt::download_from_pool(&path, None, &archive)? {
+        return Ok(None);
+    }
+    let hash = Sha256::digest(fs::read(&archive).context("read the downloaded package")?);
+    let sha256 = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(Some(Package {
+        name,
+        version: version.to_string(),
+        path,
+        sha256,
+    }))
+}
+
+/// Puts a kernel into the lock file in place of the one of its series.
+fn remember(locked: Locked) -> Result<()> {
+    let mut lock = read_lock()?;
+    lock.kernel.retain(|kernel| kernel.name != locked.name);
+    lock.kernel.push(locked);
+    let number = |name: &str| -> Vec<u32> { name.split('.').flat_map(str::parse).collect() };
+    lock.kernel.sort_by_key(|kernel| number(&kernel.name));
+    let text = format!(
+        "# Kernels of the lab's matrix. Written by `magpie lab`: the newest of a series when the\n\
+         # locked one has left the archive. Remove an entry to have it looked up anew.\n\n{}",
+        toml::to_string(&lock).context("cannot encode the lock file")?
+    );
+    place::write_atomically(&place::kernels_lock()?, text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn newer_debian_wins_over_newer_patch() {
+        let mut releases = [
+            "7.2.13+deb13-cloud-amd64",
+            "7.2.12+deb14-cloud-amd64",
+            "7.2.9+deb14-cloud-amd64",
+        ];
+        releases.sort_by_key(|release| order(release, "7.2"));
+        assert_eq!(releases[2], "7.2.12+deb14-cloud-amd64");
+        assert_eq!(releases[0], "7.2.13+deb13-cloud-amd64");
+    }
+
+    #[test]
+    fn other_packages_are_no_releases() {
+        for name in [
+            "7.2.13+deb14-cloud-amd64-dbg",
+            "7.2.13+deb14-amd64",
+            "unsigned-7.2.13+deb14-cloud-amd64",
+            "7.20.1+deb14-cloud-amd64",
+        ] {
+            assert_eq!(order(name, "7.2"), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_embedded_lock_is_valid_and_holds_the_matrix() {
+        let lock: Lock = toml::from_str(SEED).expect("kernels.lock parses");
+        for series in SERIES {
+            assert!(
+                lock.kernel.iter().any(|k| k.name == *series),
+                "{series} is locked"
+            );
+        }
+    }
+
+    #[test]
+    fn a_kernel_is_a_series_or_a_file() {
+        let parse = |word| KernelChoice::parse(Some(word), None).expect("valid");
+        assert_eq!(parse("7.0"), KernelChoice::Series("7.0".into()));
+        assert!(matches!(parse("./bzImage"), KernelChoice::Files { .. }));
+        assert!(KernelChoice::parse(Some("7.0"), Some(Path::new("c"))).is_err());
+    }
 }

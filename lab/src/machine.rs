@@ -78,7 +78,9 @@ macro_rules! presets {
     };
 }
 
-presets!("tiny2", "one1", "smt8", "flat8", "uneven12", "numa8", "wide64", "smt4off1");
+presets!(
+    "tiny2", "one1", "smt8", "flat8", "uneven12", "numa8", "wide64", "smt4off1"
+);
 
 impl Default for Machine {
     fn default() -> Self {
@@ -145,7 +147,10 @@ impl Machine {
             .iter()
             .map(|l| u64::from(l.count) * u64::from(l.cores) * u64::from(l.threads))
             .sum();
-        ensure!(total <= 1024, "{total} CPUs are more than the 1024 a machine may have");
+        ensure!(
+            total <= 1024,
+            "{total} CPUs are more than the 1024 a machine may have"
+        );
         let nodes: BTreeSet<u32> = self.llc.iter().map(|l| l.node).collect();
         ensure!(
             nodes.iter().copied().eq(0..nodes.len() as u32),

@@ -1,2 +1,31 @@
-//! The magpie command: lab and bench.
-fn main() {}
+//! The `magpie` command: stock kernels in virtual machines (`magpie lab`), measurements (`magpie bench`).
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Boot stock kernels in virtual machines and measure schedulers.
+#[derive(Debug, Parser)]
+#[command(name = "magpie", version, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Boot stock kernels on machines of any topology, run schedulers and commands in them.
+    Lab(magpie_lab::cli::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Lab(args) => magpie_lab::cli::run(args),
+    };
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("magpie: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

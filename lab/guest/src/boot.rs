@@ -1,0 +1,167 @@
+//! From the first instruction of init to a system that a workload and a scheduler can run in.
+//!
+//! A failed mount is no reason to give up (an old kernel may lack bpffs): it becomes a warning that
+//! the host prints when something later goes wrong.
+
+use magpie_guest::PORT_NAME;
+use nix::mount::{MsFlags, mount};
+use nix::net::if_::{InterfaceFlags, if_nametoindex};
+use nix::sys::utsname::uname;
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// File system type, mount point.
+const MOUNTS: &[(&str, &str)] = &[
+    ("proc", "/proc"),
+    ("sysfs", "/sys"),
+    ("devtmpfs", "/dev"),
+    ("devpts", "/dev/pts"),
+    ("tmpfs", "/dev/shm"),
+    ("tmpfs", "/tmp"),
+    ("tmpfs", "/run"),
+    ("cgroup2", "/sys/fs/cgroup"),
+    ("bpf", "/sys/fs/bpf"),
+    ("debugfs", "/sys/kernel/debug"),
+    ("tracefs", "/sys/kernel/tracing"),
+];
+
+/// Controllers that tests of weights, cpusets and limits need.
+const CONTROLLERS: &[&str] = &["cpu", "cpuset", "pids", "memory"];
+
+/// Brings the system up; what failed.
+pub fn set_up() -> Vec<String> {
+    let mut warnings = Vec::new();
+    let mut note = |what: String, result: Result<(), String>| {
+        if let Err(error) = result {
+            warnings.push(format!("{what}: {error}"));
+        }
+    };
+    for (kind, target) in MOUNTS {
+        let result = fs::create_dir_all(target)
+            .map_err(|e| e.to_string())
+            .and_then(|()| {
+                mount(
+                    Some(*kind),
+                    *target,
+                    Some(*kind),
+                    MsFlags::empty(),
+                    None::<&str>,
+                )
+                .map_err(|e| e.to_string())
+            });
+        note(format!("mount {kind} on {target}"), result);
+    }
+    let available = fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
+    for controller in CONTROLLERS
+        .iter()
+        .filter(|c| available.split_whitespace().any(|a| a == **c))
+    {
+        let result = fs::write(
+            "/sys/fs/cgroup/cgroup.subtree_control",
+            format!("+{controller}"),
+        );
+        note(
+            format!("enable cgroup controller {controller}"),
+            result.map_err(|e| e.to_string()),
+        );
+    }
+    note("bring up lo".into(), bring_up_loopback());
+    note("link the kernel's config".into(), link_config());
+    // Reports of domains and run delays (/proc/schedstat) are empty otherwise.
+    let _ = fs::write("/proc/sys/kernel/sched_schedstats", "1");
+    for cpu in offline_cpus(&fs::read_to_string("/proc/cmdline").unwrap_or_default()) {
+        let path = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+        note(
+            format!("write 0 to {path}"),
+            fs::write(&path, "0").map_err(|e| e.to_string()),
+        );
+    }
+    warnings
+}
+
+/// CPUs named by `magpie.offline=3,5` on the kernel's command line.
+fn offline_cpus(cmdline: &str) -> Vec<u32> {
+    cmdline
+        .split_whitespace()
+        .filter_map(|word| word.strip_prefix("magpie.offline="))
+        .flat_map(|list| list.split(','))
+        .filter_map(|cpu| cpu.parse().ok())
+        .collect()
+}
+
+fn bring_up_loopback() -> Result<(), String> {
+    if_nametoindex("lo").map_err(|e| e.to_string())?;
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").map_err(|e| e.to_string())?;
+    // SAFETY: an all-zero ifreq is valid: it is plain data.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(b"lo\0") {
+        *to = *from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags =
+        (InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING).bits() as libc::c_short;
+    // SAFETY: the socket is open and `request` is an ifreq that outlives the call, as SIOCSIFFLAGS wants.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &request) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error().to_string()),
+    }
+}
+
+/// libbpf looks for `/boot/config-$(uname -r)`. The image carries the file under a fixed name, since
+/// the host does not know the release of a kernel that somebody built.
+fn link_config() -> Result<(), String> {
+    let release = uname()
+        .map_err(|e| e.to_string())?
+        .release()
+        .to_string_lossy()
+        .into_owned();
+    if !Path::new("/boot/config").exists() {
+        return Ok(());
+    }
+    std::os::unix::fs::symlink("config", format!("/boot/config-{release}"))
+        .map_err(|e| e.to_string())
+}
+
+/// Opens the port to the host, which may show up a moment after init has started.
+pub fn open_port() -> Result<File, String> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(device) = find_port() {
+            return OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(&device)
+                .map_err(|e| format!("cannot open {device}: {e}"));
+        }
+        if Instant::now() > deadline {
+            return Err(format!(
+                "no virtio-serial port {PORT_NAME} in /sys/class/virtio-ports"
+            ));
+        }
+        sleep(Duration::from_millis(5));
+    }
+}
+
+fn find_port() -> Option<String> {
+    for entry in fs::read_dir("/sys/class/virtio-ports").ok()?.flatten() {
+        let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
+        let device = format!("/dev/{}", entry.file_name().to_string_lossy());
+        if name.trim() == PORT_NAME && Path::new(&device).exists() {
+            return Some(device);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::offline_cpus;
+
+    #[test]
+    fn offline_cpus_come_from_the_command_line() {
+        assert_eq!(offline_cpus("quiet magpie.offline=3,5 panic=-1\n"), [3, 5]);
+        assert!(offline_cpus("quiet\n").is_empty());
+    }
+}

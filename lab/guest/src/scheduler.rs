@@ -1,0 +1,155 @@
+//! The scheduler under test: started, watched, stopped, and its end explained.
+
+use crate::process::{Process, Reaped};
+use magpie_guest::SchedulerExit;
+use std::collections::VecDeque;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::{Duration, Instant};
+
+const STATE: &str = "/sys/kernel/sched_ext/state";
+const OUTPUT_KEPT: usize = 64 * 1024;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The kernel's word on sched_ext, empty where it has none.
+pub fn state() -> String {
+    fs::read_to_string(STATE)
+        .unwrap_or_default()
+        .trim()
+        .to_string()
+}
+
+/// A scheduler that was started and whose end has not been reported yet.
+pub struct Scheduler {
+    /// Its process.
+    pub process: Process,
+    /// The request that waits for it: first the start, later a stop.
+    pub waiting: Option<u64>,
+    starting: bool,
+    asked_to_stop: Option<Instant>,
+    ended: Option<(Reaped, Instant)>,
+    output: VecDeque<u8>,
+    kernel_log: Option<File>,
+}
+
+/// What a look at the scheduler found.
+pub enum Change {
+    /// The kernel enabled it; the request that waited.
+    Started(u64),
+    /// It is gone; the request that waited, if any.
+    Exited(Option<u64>, SchedulerExit),
+}
+
+impl Scheduler {
+    /// Starts one; the error says why that is impossible.
+    pub fn start(id: u64, argv: &[String]) -> Result<Scheduler, String> {
+        match state().as_str() {
+            "disabled" => {}
+            "" => return Err("this kernel has no sched_ext (no /sys/kernel/sched_ext)".into()),
+            other => {
+                return Err(format!(
+                    "sched_ext is \"{other}\": another scheduler is loaded"
+                ));
+            }
+        }
+        let kernel_log = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open("/dev/kmsg")
+            .and_then(|mut log| log.seek(SeekFrom::End(0)).map(|_| log))
+            .ok();
+        Ok(Scheduler {
+            process: Process::start(argv)?,
+            waiting: Some(id),
+            starting: true,
+            asked_to_stop: None,
+            ended: None,
+            output: VecDeque::new(),
+            kernel_log,
+        })
+    }
+
+    /// Asks it to end as a user would, with SIGINT.
+    pub fn stop(&mut self, id: u64) {
+        self.waiting = Some(id);
+        self.asked_to_stop = Some(Instant::now());
+        self.process.signal(libc::SIGINT);
+    }
+
+    /// Keeps the tail of its output.
+    pub fn read_output(&mut self) {
+        let output = &mut self.output;
+        self.process.read_output(&mut |_, bytes| {
+            output.extend(bytes);
+            let surplus = output.len().saturating_sub(OUTPUT_KEPT);
+            output.drain(..surplus);
+        });
+    }
+
+    /// Its process was reaped.
+    pub fn ended(&mut self, reaped: Reaped) {
+        self.ended = Some((reaped, Instant::now()));
+    }
+
+    /// Looks for a change of state.
+    pub fn check(&mut self) -> Option<Change> {
+        let state = state();
+        if let Some((reaped, since)) = &self.ended {
+            // The kernel takes a moment to move all tasks back to the fair class.
+            if state != "disabled" && since.elapsed() < PATIENCE {
+                return None;
+            }
+            let (code, signal) = (reaped.code, reaped.signal);
+            self.read_output();
+            let (front, back) = self.output.as_slices();
+            let exit = SchedulerExit {
+                code,
+                signal,
+                output: String::from_utf8_lossy(&[front, back].concat()).into_owned(),
+                kernel_log: self.read_kernel_log(),
+                state,
+            };
+            return Some(Change::Exited(self.waiting.take(), exit));
+        }
+        if self.starting && state == "enabled" {
+            self.starting = false;
+            return self.waiting.take().map(Change::Started);
+        }
+        if self
+            .asked_to_stop
+            .is_some_and(|since| since.elapsed() > PATIENCE)
+        {
+            self.process.signal_group(libc::SIGKILL);
+        }
+        None
+    }
+
+    fn read_kernel_log(&mut self) -> Vec<String> {
+        let mut lines: Vec<String> = Vec::new();
+        let Some(log) = &mut self.kernel_log else {
+            return lines;
+        };
+        let mut record = [0; 8192];
+        // Each read is one record: "priority,sequence,time,flags;text". EPIPE says that records
+        // were overwritten before we came; the next read goes on after the gap.
+        let mut in_report = false;
+        loop {
+            match log.read(&mut record) {
+                Ok(0) => break,
+                Ok(length) => {
+                    let text = String::from_utf8_lossy(&record[..length]);
+                    let text = text.split_once(';').map_or("", |(_, text)| text);
+                    let text = text.lines().next().unwrap_or_default();
+                    in_report = text.contains("sched_ext") || (in_report && text.starts_with(' '));
+                    if in_report {
+                        lines.push(text.to_string());
+                    }
+                }
+                Err(e) if e.raw_os_error() == Some(libc::EPIPE) => {}
+                Err(_) => break,
+            }
+        }
+        lines
+    }
+}

@@ -1,0 +1,310 @@
+//! Debian packages without touching the host's apt: private apt roots below the lab's folder.
+//!
+//! A root has its own list of sources, indexes and cache; the mirror is the one that the host's own
+//! configuration names, and its proxies stay in effect. Nothing is installed: archives are downloaded
+//! and unpacked into folders.
+
+use crate::place;
+use anyhow::{Context, Result, bail, ensure};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+/// Indexes older than this are refreshed before something new is looked up in them.
+const INDEX_AGE: Duration = Duration::from_secs(24 * 3600);
+
+const DOWNLOADER: &str = "/usr/lib/apt/apt-helper";
+
+/// A private apt root.
+#[derive(Debug)]
+pub struct Apt {
+    root: PathBuf,
+    /// Parameters of the private root, as `-o` wants them.
+    options: Vec<String>,
+}
+
+impl Apt {
+    /// Opens (and makes if need be) the root of that name with these suites of the mirror.
+    /// `status` is the dpkg status that dependencies are resolved against.
+    pub fn open(name: &str, suites: &[&str], status: Option<&Path>) -> Result<Apt> {
+        let root = place::lab_dir()?.join("apt").join(name);
+        for folder in ["state/lists/partial", "cache/archives/partial"] {
+            let folder = root.join(folder);
+            fs::create_dir_all(&folder)
+                .with_context(|| format!("cannot create {}", folder.display()))?;
+        }
+        let _lock = place::lock(&root.join("sources.lock"))?;
+        let sources = sources(&mirror()?, suites);
+        let list = root.join("sources.list");
+        if fs::read_to_string(&list).ok().as_deref() != Some(&sources) {
+            let _ = fs::remove_file(root.join("updated"));
+            place::write_atomically(&list, sources.as_bytes())?;
+        }
+        let empty = root.join("status");
+        if !empty.exists() {
+            place::write_atomically(&empty, b"")?;
+        }
+        let status = status.unwrap_or(&empty);
+        let options = [
+            format!("Dir::State={}", root.join("state").display()),
+            format!("Dir::State::status={}", status.display()),
+            format!("Dir::Cache={}", root.join("cache").display()),
+            format!("Dir::Etc::sourcelist={}", list.display()),
+            "Dir::Etc::sourceparts=/dev/null".into(),
+            "Dir::Etc::preferences=/dev/null".into(),
+            "Dir::Etc::preferencesparts=/dev/null".into(),
+            "APT::Architecture=amd64".into(),
+            "APT::Sandbox::User=".into(),
+            "APT::Get::List-Cleanup=false".into(),
+            "Acquire::Languages=none".into(),
+            "Acquire::Retries=2".into(),
+            "Acquire::http::Timeout=30".into(),
+            "Acquire::https::Timeout=30".into(),
+        ];
+        Ok(Apt {
+            root,
+            options: options.into(),
+        })
+    }
+
+    fn run(&self, program: &str, arguments: &[&str], folder: &Path) -> Result<Output> {
+        Command::new(program)
+            .args(self.options.iter().flat_map(|option| ["-o", option]))
+            .args(arguments)
+            .current_dir(folder)
+            .env("LC_ALL", "C.UTF-8")
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .output()
+            .with_context(|| {
+                format!(
+                    "cannot run {program}: the lab takes kernels and packages from Debian and \
+                         needs apt; use --kernel FILE --config FILE without it"
+                )
+            })
+    }
+
+    fn query(&self, program: &str, arguments: &[&str]) -> Result<String> {
+        let output = self.run(program, arguments, &self.root)?;
+        ensure!(
+            output.status.success(),
+            "{program} {} failed:\n{}",
+            arguments.join(" "),
+            tail(&output.stderr)
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Fetches the indexes if they are missing or old, or in any case if `force`d.
+    pub fn update(&self, force: bool) -> Result<()> {
+        let _lock = place::lock(&self.root.join("update.lock"))?;
+        let stamp = self.root.join("updated");
+        let age = fs::metadata(&stamp)
+            .and_then(|m| m.modified())
+            .ok()
+            .and_then(|t| t.elapsed().ok());
+        // A forced update that another process has just made is good enough.
+        let enough = if force {
+            Duration::from_secs(60)
+        } else {
+            INDEX_AGE
+        };
+        if age.is_some_and(|age| age < enough) {
+            return Ok(());
+        }
+        let arguments = ["update", "-q", "--error-on=any"];
+        let output = self.run("apt-get", &arguments, &self.root)?;
+        ensure!(
+            output.status.success(),
+            "cannot fetch the package indexes; is the network up and the mirror of this host's apt \
+             reachable? apt says:\n{}",
+            tail(&output.stderr)
+        );
+        fs::write(&stamp, "").with_context(|| format!("cannot write {}", stamp.display()))
+    }
+
+    /// Names of all packages that start with `prefix`.
+    pub fn names(&self, prefix: &str) -> Result<Vec<String>> {
+        Ok(self
+            .query("apt-cache", &["pkgnames", prefix])?
+            .lines()
+            .map(str::to_string)
+            .collect())
+    }
+
+    /// The fields of the newest version of a package, none if there is no such package.
+    pub fn show(&self, package: &str) -> Result<Option<BTreeMap<String, String>>> {
+        let arguments = ["show", "--no-all-versions", package];
+        let output = self.run("apt-cache", &arguments, &self.root)?;
+        let fields: BTreeMap<_, _> = String::from_utf8_lossy(&output.stdout)
+            .lines()
+            .take_while(|line| !line.is_empty())
+            .filter_map(|line| line.split_once(": "))
+            .filter(|(key, _)| !key.starts_with(' '))
+            .map(|(key, value)| (key.to_string(), value.to_string()))
+            .collect();
+        Ok(fields.contains_key("Version").then_some(fields))
+    }
+
+    /// What would have to be installed on this host for `package`, itself first.
+    pub fn missing_with(&self, package: &str) -> Result<Vec<String>> {
+        let arguments = ["-s", "--no-install-recommends", "install", package];
+        let output = self.run("apt-get", &arguments, &self.root)?;
+        ensure!(
+            output.status.success(),
+            "no Debian package \"{package}\" for this host's release, or it cannot be installed:\n{}",
+            tail(&output.stderr)
+        );
+        let mut packages = vec![package.to_string()];
+        for line in String::from_utf8_lossy(&output.stdout).lines() {
+            let name = line
+                .strip_prefix("Inst ")
+                .and_then(|rest| rest.split_whitespace().next());
+            packages.extend(name.filter(|name| *name != package).map(str::to_string));
+        }
+        Ok(packages)
+    }
+
+    /// Downloads a package and unpacks it into `folder`, which must not exist.
+    pub fn download_and_unpack(&self, package: &str, folder: &Path) -> Result<()> {
+        let work = tempfile::tempdir_in(&self.root).context("cannot create a download folder")?;
+        let output = self.run("apt-get", &["download", "-q", package], work.path())?;
+        let archive = fs::read_dir(work.path())?
+            .flatten()
+            .next()
+            .map(|entry| entry.path());
+        match archive {
+            Some(archive) if output.status.success() => unpack(&archive, folder),
+            _ => bail!(
+                "cannot download {package}; apt says:\n{}",
+                tail(&output.stderr)
+            ),
+        }
+    }
+}
+
+/// Unpacks an archive so that `folder` is there complete or not at all.
+pub fn unpack(archive: &Path, folder: &Path) -> Result<()> {
+    let parent = folder
+        .parent()
+        .context("the folder to unpack into has a parent")?;
+    fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+    let work = tempfile::tempdir_in(parent)
+        .with_context(|| format!("cannot create a folder in {}", parent.display()))?;
+    let output = Command::new("dpkg-deb")
+        .arg("-x")
+        .args([archive, work.path()])
+        .output()
+        .context("cannot run dpkg-deb; the lab needs dpkg to unpack Debian packages")?;
+    ensure!(
+        output.status.success(),
+        "cannot unpack {}: {}",
+        archive.display(),
+        tail(&output.stderr)
+    );
+    if !folder.exists() {
+        fs::rename(work.path(), folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    Ok(())
+}
+
+/// Downloads a file of the mirror's pool; with a hash the result is checked against it.
+/// `Ok(false)` if the mirror does not have it any more.
+pub fn download_from_pool(path: &str, sha256: Option<&str>, to: &Path) -> Result<bool> {
+    let url = format!("{}/{path}", mirror()?);
+    let mut command = Command::new(DOWNLOADER);
+    command
+        .args([
+            "-o",
+            "Acquire::Retries=2",
+            "-o",
+            "Acquire::http::Timeout=30",
+        ])
+        .args(["-o", "APT::Sandbox::User=", "download-file", &url])
+        .arg(to)
+        .env("LC_ALL", "C.UTF-8");
+    if let Some(sha256) = sha256 {
+        command.arg(format!("SHA256:{sha256}"));
+    }
+    let output = command
+        .output()
+        .with_context(|| format!("cannot run {DOWNLOADER}"))?;
+    if output.status.success() {
+        return Ok(true);
+    }
+    let said = [output.stdout, output.stderr].concat();
+    if String::from_utf8_lossy(&said).contains("404") {
+        return Ok(false);
+    }
+    bail!(
+        "cannot download {path} from this host's mirror; is the network up? apt says:\n{}",
+        tail(&said)
+    )
+}
+
+/// Base address of the Debian mirror that the host uses, or of `MAGPIE_DEBIAN_MIRROR`.
+fn mirror() -> Result<String> {
+    if let Ok(mirror) = std::env::var("MAGPIE_DEBIAN_MIRROR") {
+        return Ok(mirror.trim_end_matches('/').to_string());
+    }
+    let format = "$(REPO_URI) $(RELEASE) $(COMPONENT)";
+    let output = Command::new("apt-get")
+        .args(["indextargets", "--format", format, "Created-By: Packages"])
+        .output()
+        .context(
+            "cannot run apt-get: the lab takes kernels and packages from Debian; without apt use \
+             --kernel FILE --config FILE",
+        )?;
+    let release = host_release();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let found = text.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        let (uri, suite, component) = (words.next()?, words.next()?, words.next()?);
+        let debian = release.as_ref().is_some_and(|r| r == suite) || suite == "stable";
+        (debian && component == "main").then(|| uri.trim_end_matches('/').to_string())
+    });
+    found.context(
+        "this host's apt knows no Debian mirror (it is not Debian, or its sources are unusual): \
+         set MAGPIE_DEBIAN_MIRROR to the address of one, or use --kernel FILE --config FILE",
+    )
+}
+
+/// Code name of the host's Debian release.
+pub fn host_release() -> Option<String> {
+    let text = fs::read_to_string("/etc/os-release").ok()?;
+    let field = |name: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+            .map(|value| value.trim_matches('"').to_string())
+    };
+    if field("ID")? == "debian" {
+        field("VERSION_CODENAME")
+    } else {
+        None
+    }
+}
+
+fn sources(mirror: &str, suites: &[&str]) -> String {
+    let keys = ["gpg", "pgp"]
+        .map(|end| format!("/usr/share/keyrings/debian-archive-keyring.{end}"))
+        .into_iter()
+        .find(|path| Path::new(path).exists());
+    let options = keys
+        .map(|path| format!("[signed-by={path}] "))
+        .unwrap_or_default();
+    suites
+        .iter()
+        .map(|suite| format!("deb {options}{mirror} {suite} main\n"))
+        .collect()
+}
+
+fn tail(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let lines: Vec<_> = text
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .collect();
+    lines[lines.len().saturating_sub(8)..].join("\n")
+}

@@ -1,0 +1,77 @@
+//! Workloads from Debian packages by name, of the host's own release so that they fit its libc.
+//!
+//! A package and those of its dependencies that the host has not installed are unpacked into folders;
+//! libraries that the host has are taken from it when the image is made.
+
+use crate::apt::{self, Apt};
+use crate::guest::Progress;
+use crate::place;
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const STATUS: &str = "/var/lib/dpkg/status";
+
+/// Folders with `packages` and what they need, downloaded and unpacked if need be.
+pub fn unpacked(packages: &[String], progress: &Progress) -> Result<Vec<PathBuf>> {
+    let mut folders = Vec::new();
+    for package in packages {
+        for folder in with_dependencies(package, progress)? {
+            if !folders.contains(&folder) {
+                folders.push(folder);
+            }
+        }
+    }
+    Ok(folders)
+}
+
+fn with_dependencies(package: &str, progress: &Progress) -> Result<Vec<PathBuf>> {
+    let valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "+-.".contains(c);
+    ensure!(
+        !package.is_empty() && package.chars().all(valid),
+        "\"{package}\" is not the name of a Debian package"
+    );
+    let release = apt::host_release().context(
+        "packages come from Debian and must fit the host's libc, but this host is not Debian; \
+         copy a program of the host with --copy instead",
+    )?;
+    let root = place::lab_dir()?.join("packages").join(&release);
+    // The list of what a package needs holds as long as the same things are installed on the host.
+    let installed = fs::metadata(STATUS)
+        .and_then(|m| m.modified())
+        .context("read dpkg's status")?;
+    let list = root.join(format!("{package}.list"));
+    let known = || -> Option<Vec<PathBuf>> {
+        let made = fs::metadata(&list).and_then(|m| m.modified()).ok()?;
+        let text = fs::read_to_string(&list).ok()?;
+        let folders: Vec<_> = text.lines().map(|line| root.join(line)).collect();
+        (made > installed && folders.iter().all(|folder| folder.is_dir())).then_some(folders)
+    };
+    if let Some(folders) = known() {
+        return Ok(folders);
+    }
+    let _lock = place::lock(&root.join("download-lock"))?;
+    if let Some(folders) = known() {
+        return Ok(folders);
+    }
+    progress.say(&format!("downloading package {package}"));
+    let updates = format!("{release}-updates");
+    let apt = Apt::open("packages", &[&release, &updates], Some(Path::new(STATUS)))?;
+    apt.update(false)?;
+    let mut names = Vec::new();
+    for name in apt.missing_with(package)? {
+        let fields = apt
+            .show(&name)?
+            .with_context(|| format!("no Debian package \"{name}\""))?;
+        let version = fields
+            .get("Version")
+            .context("the index has a package without version")?;
+        let folder = format!("{name}_{}", version.replace([':', '/'], "_"));
+        if !root.join(&folder).is_dir() {
+            apt.download_and_unpack(&name, &root.join(&folder))?;
+        }
+        names.push(folder);
+    }
+    place::write_atomically(&list, names.join("\n").as_bytes())?;
+    Ok(names.iter().map(|name| root.join(name)).collect())
+}
