@@ -1,2 +1,119 @@
-//! A sched_ext CPU scheduler that finds work for idle CPUs, and idle CPUs for work.
-fn main() {}
+//! scx_magpie, a sched_ext CPU scheduler: it finds work for idle CPUs, and idle
+//! CPUs for work, at the least cost.
+//!
+//! This file is the whole program: options, check of the host, load, attach,
+//! serve, report of the exit. The scheduling itself is in `bpf/`, and
+//! `bpf/main.bpf.c` is the place to start reading it.
+//!
+//! | file | concern |
+//! |---|---|
+//! | `options.rs` | command line and configuration file |
+//! | `check.rs` | can it run here; what to tell when not |
+//! | `topology.rs` | where each CPU is, in the form the BPF side searches |
+//! | `scheduler.rs` | the life of the BPF object |
+//! | `stats.rs` | what it did, as numbers and as sentences |
+//! | `libbpf_log.rs` | the end of what libbpf says, for load failures |
+
+mod bpf_intf;
+mod bpf_skel;
+mod check;
+mod libbpf_log;
+mod options;
+mod scheduler;
+mod stats;
+mod topology;
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use log::{info, warn};
+use simplelog::{ColorChoice, ConfigBuilder, LevelFilter, TermLogger, TerminalMode};
+
+use check::Host;
+use options::{Options, print_document};
+use scheduler::Scheduler;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("scx_magpie: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let options = Options::read()?;
+    if let Some(document) = &options.document {
+        return print_document(document);
+    }
+    if options.help_stats {
+        return stats::server_data().describe_meta(&mut io::stdout(), None);
+    }
+    if options.stats_json {
+        println!("{}", stats::totals()?);
+        return Ok(());
+    }
+    if let Some(interval) = options.monitor {
+        return stats::monitor(Duration::from_secs_f64(interval));
+    }
+
+    start_logging(options.settings.verbose)?;
+    let stop = stop_on_signal()?;
+    Host::default().check()?;
+    if let Some(interval) = options.settings.stats {
+        monitor_in_background(Duration::from_secs_f64(interval));
+    }
+
+    loop {
+        let mut object = MaybeUninit::uninit();
+        let skel = scheduler::load(&options.settings, &mut object)?;
+        let exit = Scheduler::attach(skel)?.serve(&stop)?;
+        if !exit.should_restart() || stop.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        info!("the kernel asks for a restart, as after CPU hotplug");
+    }
+}
+
+fn start_logging(verbose: bool) -> Result<()> {
+    let level = if verbose {
+        LevelFilter::Debug
+    } else {
+        LevelFilter::Info
+    };
+    let config = ConfigBuilder::new()
+        .set_time_level(LevelFilter::Off)
+        .set_target_level(LevelFilter::Off)
+        .set_thread_level(LevelFilter::Off)
+        .set_location_level(LevelFilter::Off)
+        .build();
+    TermLogger::init(level, config, TerminalMode::Stderr, ColorChoice::Auto)
+        .context("starting the log")?;
+    libbpf_log::keep();
+    Ok(())
+}
+
+/// Set by SIGINT, SIGTERM and SIGHUP.
+fn stop_on_signal() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let seen = stop.clone();
+    ctrlc::set_handler(move || seen.store(true, Ordering::Relaxed))
+        .context("installing the handler for SIGINT and SIGTERM")?;
+    Ok(stop)
+}
+
+/// The thread is never waited for: it may sleep for a whole interval.
+fn monitor_in_background(interval: Duration) {
+    std::thread::spawn(move || {
+        if let Err(error) = stats::monitor(interval) {
+            warn!("no more statistics: {error:#}");
+        }
+    });
+}

@@ -1,0 +1,346 @@
+//! Can the scheduler run here? Asked before anything is loaded, because the
+//! kernel's own answer is a bare error number.
+//!
+//! Each [`Obstacle`] says what is missing and what to do about it. The files are
+//! read below given roots, so that the tests make their own `/sys` and `/proc`.
+
+use std::fs;
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// sched_ext is in mainline since this version.
+const FIRST_KERNEL: (u32, u32) = (6, 12);
+
+/// How long a scheduler that is on its way out may take.
+const LEAVING_TIMEOUT: Duration = Duration::from_secs(5);
+
+const CAP_SYS_ADMIN: u64 = 1 << 21;
+const CAP_PERFMON: u64 = 1 << 38;
+const CAP_BPF: u64 = 1 << 39;
+
+/// Why the scheduler cannot run, with the remedy.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Obstacle {
+    /// Older than sched_ext.
+    #[error(
+        "kernel {release} is too old: sched_ext is in Linux {}.{} and later.\n\
+         Boot a newer kernel built with CONFIG_SCHED_CLASS_EXT; {WHERE_TO_GET_ONE}",
+        FIRST_KERNEL.0, FIRST_KERNEL.1
+    )]
+    KernelTooOld {
+        /// As `uname -r` prints it.
+        release: String,
+    },
+
+    /// New enough, but built without it.
+    #[error(
+        "kernel {release} was built without sched_ext (CONFIG_SCHED_CLASS_EXT is off: there is no \
+         /sys/kernel/sched_ext).\nBoot a kernel that has it; {WHERE_TO_GET_ONE}"
+    )]
+    NoSchedExt {
+        /// As `uname -r` prints it.
+        release: String,
+    },
+
+    /// The kernel does not describe its types.
+    #[error(
+        "kernel {release} has no BTF (there is no /sys/kernel/btf/vmlinux), which BPF programs are \
+         fitted to.\nBoot a kernel built with CONFIG_DEBUG_INFO_BTF; the distributions' kernels \
+         with sched_ext have it"
+    )]
+    NoBtf {
+        /// As `uname -r` prints it.
+        release: String,
+    },
+
+    /// Not root, and not the capabilities either.
+    #[error(
+        "no permission to load a scheduler (that takes CAP_SYS_ADMIN, or CAP_BPF and CAP_PERFMON).\n\
+         Run it as root: sudo scx_magpie"
+    )]
+    NoPermission,
+
+    /// There can be one at a time.
+    #[error(
+        "another sched_ext scheduler is running: {name}.\n\
+         Stop it first: its process is usually called scx_{}; where a service started it, \
+         `systemctl stop` that service (scx.service, scx_loader.service)",
+        name.split('_').next().unwrap_or_default()
+    )]
+    OtherScheduler {
+        /// The name the kernel knows it by.
+        name: String,
+    },
+}
+
+const WHERE_TO_GET_ONE: &str = "among those that do are Arch, CachyOS, Fedora 41, openSUSE \
+    Tumbleweed and Ubuntu 25.04 and later, and Debian's kernels 6.16 and later (trixie-backports, \
+    testing)";
+
+/// Where the kernel's files are.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// `/sys`
+    pub sys: PathBuf,
+    /// `/proc`
+    pub proc: PathBuf,
+}
+
+impl Default for Host {
+    fn default() -> Self {
+        Host {
+            sys: "/sys".into(),
+            proc: "/proc".into(),
+        }
+    }
+}
+
+impl Host {
+    /// Looks for everything that would make loading fail.
+    ///
+    /// # Errors
+    /// The first obstacle found; those that no user can remove come first.
+    pub fn check(&self) -> Result<(), Obstacle> {
+        let release = self
+            .read("proc", "sys/kernel/osrelease")
+            .unwrap_or("of unknown version".into());
+        if !self.sys.join("kernel/sched_ext").is_dir() {
+            return Err(match version(&release) {
+                Some(version) if version < FIRST_KERNEL => Obstacle::KernelTooOld { release },
+                _ => Obstacle::NoSchedExt { release },
+            });
+        }
+        if !self.sys.join("kernel/btf/vmlinux").exists() {
+            return Err(Obstacle::NoBtf { release });
+        }
+        if !self.may_load() {
+            return Err(Obstacle::NoPermission);
+        }
+        self.wait_until_free()
+    }
+
+    /// Unknown counts as yes: then the kernel itself decides.
+    fn may_load(&self) -> bool {
+        let Some(status) = self.read("proc", "self/status") else {
+            return true;
+        };
+        let Some(effective) = status
+            .lines()
+            .find_map(|line| line.strip_prefix("CapEff:"))
+            .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        else {
+            return true;
+        };
+        effective & CAP_SYS_ADMIN != 0
+            || effective & (CAP_BPF | CAP_PERFMON) == CAP_BPF | CAP_PERFMON
+    }
+
+    /// One that is leaving, as after a restart of the service, is waited for.
+    fn wait_until_free(&self) -> Result<(), Obstacle> {
+        let deadline = Instant::now() + LEAVING_TIMEOUT;
+        loop {
+            match self.read("sys", "kernel/sched_ext/state").as_deref() {
+                None | Some("disabled") => return Ok(()),
+                Some("disabling") if Instant::now() < deadline => sleep(Duration::from_millis(50)),
+                Some(state) => {
+                    let name = self
+                        .read("sys", "kernel/sched_ext/root/ops")
+                        .filter(|name| !name.is_empty())
+                        .unwrap_or_else(|| format!("unnamed, its state is {state:?}"));
+                    return Err(Obstacle::OtherScheduler { name });
+                }
+            }
+        }
+    }
+
+    fn read(&self, root: &str, path: &str) -> Option<String> {
+        let root = if root == "sys" { &self.sys } else { &self.proc };
+        Some(fs::read_to_string(root.join(path)).ok()?.trim().to_string())
+    }
+}
+
+/// Major and minor version of a release such as `7.2.12+deb14-cloud-amd64`.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// What to tell when the kernel refused the BPF programs.
+///
+/// * `malformed`: kfuncs whose BTF is broken, see
+///   [`scx_utils::compat::malformed_scx_kfuncs`].
+/// * `log`: the end of what libbpf and the verifier said, oldest first.
+/// * `verbose`: the user has already seen the log.
+pub fn explain_load_failure(malformed: &[String], log: &[String], verbose: bool) -> String {
+    if !malformed.is_empty() {
+        return format!(
+            "this kernel's BTF is broken, so that no sched_ext scheduler can be loaded: it was made \
+             with a pahole older than 1.26, which leaves the hidden argument of KF_IMPLICIT_ARGS \
+             functions in their public prototypes ({}).\nBoot another build of this kernel: of \
+             Debian's 7.2.12, deb13 has the fault and deb14 does not; or build it with pahole 1.26 \
+             or newer",
+            malformed.join(", ")
+        );
+    }
+    if verbose || log.is_empty() {
+        return "the kernel refused the BPF programs; the reason is above".into();
+    }
+    format!(
+        "the kernel refused the BPF programs. The end of libbpf's log (all of it: --verbose):\n  {}",
+        log.join("\n  ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine made of files.
+    struct Machine(tempfile::TempDir);
+
+    impl Machine {
+        /// One on which the scheduler can run.
+        fn good() -> Machine {
+            let machine = Machine(tempfile::tempdir().unwrap());
+            machine
+                .file("proc/sys/kernel/osrelease", "7.2.12+deb14-cloud-amd64\n")
+                .file("proc/self/status", "Name:\tx\nCapEff:\t000001ffffffffff\n")
+                .file("sys/kernel/sched_ext/state", "disabled\n")
+                .file("sys/kernel/btf/vmlinux", "")
+        }
+
+        fn file(self, path: &str, content: &str) -> Machine {
+            let path = self.0.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+            self
+        }
+
+        fn without(self, path: &str) -> Machine {
+            let path = self.0.path().join(path);
+            if path.is_dir() {
+                fs::remove_dir_all(path).unwrap();
+            } else {
+                fs::remove_file(path).unwrap();
+            }
+            self
+        }
+
+        fn check(&self) -> Result<(), Obstacle> {
+            Host {
+                sys: self.0.path().join("sys"),
+                proc: self.0.path().join("proc"),
+            }
+            .check()
+        }
+
+        fn obstacle(&self) -> String {
+            self.check().unwrap_err().to_string()
+        }
+    }
+
+    #[test]
+    fn a_good_machine_has_no_obstacle() {
+        assert_eq!(Machine::good().check(), Ok(()));
+    }
+
+    #[test]
+    fn a_kernel_without_sched_ext_is_told_from_an_old_one() {
+        let without = Machine::good().without("sys/kernel/sched_ext");
+        assert!(matches!(without.check(), Err(Obstacle::NoSchedExt { .. })));
+        let text = without.obstacle();
+        assert!(
+            text.contains("CONFIG_SCHED_CLASS_EXT") && text.contains("Debian"),
+            "{text}"
+        );
+
+        let old = without.file("proc/sys/kernel/osrelease", "6.1.0-38-amd64\n");
+        assert!(matches!(old.check(), Err(Obstacle::KernelTooOld { .. })));
+        assert!(old.obstacle().contains("6.1.0-38-amd64") && old.obstacle().contains("6.12"));
+
+        // 6.9 is older than 6.12 although it sorts behind it as text.
+        let older = old.file("proc/sys/kernel/osrelease", "6.9.1\n");
+        assert!(matches!(older.check(), Err(Obstacle::KernelTooOld { .. })));
+    }
+
+    #[test]
+    fn a_kernel_without_btf() {
+        let text = Machine::good().without("sys/kernel/btf/vmlinux").obstacle();
+        assert!(text.contains("CONFIG_DEBUG_INFO_BTF"), "{text}");
+    }
+
+    #[test]
+    fn permission_is_root_or_the_capabilities() {
+        let with = |mask: u64| {
+            Machine::good()
+                .file("proc/self/status", &format!("CapEff:\t{mask:016x}\n"))
+                .check()
+        };
+        assert_eq!(with(0), Err(Obstacle::NoPermission));
+        assert_eq!(with(CAP_BPF), Err(Obstacle::NoPermission));
+        assert_eq!(with(CAP_BPF | CAP_PERFMON), Ok(()));
+        assert_eq!(with(CAP_SYS_ADMIN), Ok(()));
+        assert!(Obstacle::NoPermission.to_string().contains("sudo"));
+    }
+
+    #[test]
+    fn another_scheduler_is_named_with_its_process() {
+        let text = Machine::good()
+            .file("sys/kernel/sched_ext/state", "enabled\n")
+            .file(
+                "sys/kernel/sched_ext/root/ops",
+                "cosmos_1.1.7_x86_64_unknown_linux_gnu\n",
+            )
+            .obstacle();
+        assert!(
+            text.contains("cosmos_1.1.7") && text.contains("scx_cosmos;"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_scheduler_without_a_name_is_still_an_obstacle() {
+        let text = Machine::good()
+            .file("sys/kernel/sched_ext/state", "enabling\n")
+            .obstacle();
+        assert!(text.contains("enabling"), "{text}");
+    }
+
+    #[test]
+    fn a_scheduler_that_is_leaving_is_waited_for() {
+        let machine = Machine::good().file("sys/kernel/sched_ext/state", "disabling\n");
+        let state = machine.0.path().join("sys/kernel/sched_ext/state");
+        let leaving = std::thread::spawn(move || {
+            sleep(Duration::from_millis(120));
+            fs::write(state, "disabled\n").unwrap();
+        });
+        assert_eq!(machine.check(), Ok(()));
+        leaving.join().unwrap();
+    }
+
+    #[test]
+    fn a_broken_btf_is_explained_before_the_log() {
+        let log = ["func_proto incompatible with vmlinux".to_string()];
+        let text = explain_load_failure(&["scx_bpf_dsq_insert".into()], &log, false);
+        assert!(
+            text.contains("pahole") && text.contains("scx_bpf_dsq_insert"),
+            "{text}"
+        );
+        assert!(!text.contains("func_proto"), "{text}");
+    }
+
+    #[test]
+    fn a_refusal_shows_the_log_once() {
+        let log = ["the verifier's reason".to_string()];
+        assert!(explain_load_failure(&[], &log, false).contains("the verifier's reason"));
+        assert!(!explain_load_failure(&[], &log, true).contains("the verifier's reason"));
+    }
+
+    #[test]
+    fn releases_are_compared_as_numbers() {
+        assert_eq!(version("7.2.12+deb14-cloud-amd64"), Some((7, 2)));
+        assert_eq!(version("6.12-rc1"), Some((6, 12)));
+        assert_eq!(version("unknown"), None);
+    }
+}

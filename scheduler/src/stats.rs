@@ -1,0 +1,301 @@
+//! What the scheduler did, as numbers for tools and as sentences for people.
+//!
+//! The BPF side counts events per CPU; [`Metrics`] has one field for each event,
+//! summed over the CPUs. They are served over scx_stats, the protocol of the
+//! other sched_ext schedulers, so scxtop and the usual tools read them. Two
+//! things can be asked for: `top`, what happened since this client asked last,
+//! and `totals`, what happened since the scheduler started.
+//!
+//! A new event needs one line in [`metrics!`]; the build fails until it is there.
+
+use std::io::{self, ErrorKind, Write};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use scx_stats::prelude::*;
+use scx_stats_derive::{Stats, stat_doc};
+use serde::{Deserialize, Serialize};
+
+use crate::bpf_intf;
+
+/// Events the BPF side counts.
+pub const NR_EVENTS: usize = bpf_intf::magpie_event_NR_EVENTS as usize;
+
+/// How long a client waits for the running scheduler's answer.
+const ANSWER_TIMEOUT_MS: u64 = 5000;
+
+macro_rules! metrics {
+    ($($field:ident = $event:ident, $description:literal;)*) => {
+        /// How often each event happened, all CPUs together.
+        #[stat_doc]
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, Stats)]
+        #[stat(top, desc = "Events since the last request")]
+        pub struct Metrics {
+            $(#[stat(desc = $description)] pub $field: u64,)*
+        }
+
+        impl Metrics {
+            /// From counts in the order of `enum magpie_event`.
+            pub fn from_events(events: &[u64; NR_EVENTS]) -> Metrics {
+                Metrics { $($field: events[bpf_intf::$event as usize],)* }
+            }
+
+            /// What happened since an earlier reading.
+            pub fn since(&self, earlier: &Metrics) -> Metrics {
+                Metrics { $($field: self.$field.wrapping_sub(earlier.$field),)* }
+            }
+        }
+
+        // An event without a line above would never be seen.
+        const _: () = assert!([$(stringify!($field)),*].len() == NR_EVENTS);
+    };
+}
+
+metrics! {
+    wake_idle = magpie_event_EVENT_WAKE_IDLE, "Wakeups placed directly on an idle CPU";
+    enqueue = magpie_event_EVENT_ENQUEUE, "Tasks put into a CPU's queue";
+    dispatch = magpie_event_EVENT_DISPATCH, "Tasks taken from the CPU's own queue";
+    keep = magpie_event_EVENT_KEEP, "Running tasks kept for another slice";
+    preempt = magpie_event_EVENT_PREEMPT, "Wakeups that preempted the running task";
+    steal_attempt = magpie_event_EVENT_STEAL_ATTEMPT, "Searches for work in other CPUs' queues";
+    steal_sibling = magpie_event_EVENT_STEAL_SIBLING, "Tasks taken from the core's sibling";
+    steal_llc = magpie_event_EVENT_STEAL_LLC, "Tasks taken from the same last-level cache";
+    steal_node = magpie_event_EVENT_STEAL_NODE, "Tasks taken from another cache of the node";
+    steal_remote = magpie_event_EVENT_STEAL_REMOTE, "Tasks taken from another node";
+    steal_gated = magpie_event_EVENT_STEAL_GATED, "Searches not made: idle for less than they cost";
+    steal_ns = magpie_event_EVENT_STEAL_NS, "Time spent in searches, in nanoseconds";
+    rotate = magpie_event_EVENT_ROTATE, "Tasks pulled by a busy CPU to even out service";
+    kick_idle = magpie_event_EVENT_KICK_IDLE, "Idle CPUs woken to take a waiting task";
+    rescue = magpie_event_EVENT_RESCUE, "CPUs that found work in their queue while going idle";
+}
+
+impl Metrics {
+    fn stolen(&self) -> u64 {
+        self.steal_sibling + self.steal_llc + self.steal_node + self.steal_remote
+    }
+
+    /// Writes the numbers as sentences.
+    ///
+    /// # Errors
+    /// When the output cannot be written.
+    pub fn tell<W: Write>(&self, output: &mut W) -> io::Result<()> {
+        writeln!(
+            output,
+            "{} wakeups went straight to an idle CPU, {} tasks queued; {} wakeups preempted, {} \
+             slices renewed.",
+            self.wake_idle, self.enqueue, self.preempt, self.keep
+        )?;
+        write!(
+            output,
+            "  Idle CPUs searched for work {} times and found {}",
+            self.steal_attempt,
+            self.stolen()
+        )?;
+        if self.stolen() > 0 {
+            write!(
+                output,
+                " ({} at the sibling, {} in the LLC, {} in the node, {} beyond)",
+                self.steal_sibling, self.steal_llc, self.steal_node, self.steal_remote
+            )?;
+        }
+        match self.steal_ns.checked_div(self.steal_attempt) {
+            Some(cost) => write!(output, ", {cost} ns per search")?,
+            None => write!(output, ", no search made")?,
+        }
+        writeln!(
+            output,
+            "; {} searches not worth their cost.",
+            self.steal_gated
+        )?;
+        writeln!(
+            output,
+            "  {} tasks rotated between busy CPUs; {} idle CPUs kicked, {} rescued work while \
+             going idle.",
+            self.rotate, self.kick_idle, self.rescue
+        )
+    }
+}
+
+/// What the server offers: `top` and `totals`.
+pub fn server_data() -> StatsServerData<(), Metrics> {
+    let open_top: Box<dyn StatsOpener<(), Metrics>> = Box::new(|(request, answer)| {
+        request.send(())?;
+        let mut earlier = answer.recv()?;
+        let read: Box<dyn StatsReader<(), Metrics>> = Box::new(move |_, (request, answer)| {
+            request.send(())?;
+            let now = answer.recv()?;
+            let delta = now.since(&earlier);
+            earlier = now;
+            delta.to_json()
+        });
+        Ok(read)
+    });
+    let read_totals: Box<dyn StatsReaderSend<(), Metrics>> = Box::new(|_, (request, answer)| {
+        request.send(())?;
+        answer.recv()?.to_json()
+    });
+
+    StatsServerData::new()
+        .add_meta(Metrics::meta())
+        .add_ops(
+            "top",
+            StatsOps {
+                open: open_top,
+                close: None,
+            },
+        )
+        .add_stats("totals", read_totals)
+}
+
+/// Prints what the running scheduler does, for as long as `interval` repeats and
+/// the process lives. Waits for a scheduler where none runs.
+///
+/// # Errors
+/// When standard output cannot be written, as after `| head`.
+pub fn monitor(interval: Duration) -> Result<()> {
+    scx_utils::monitor_stats::<Metrics>(
+        &[],
+        interval,
+        || false,
+        |metrics| Ok(metrics.tell(&mut io::stdout())?),
+    )
+}
+
+/// The running scheduler's counters since its start, as one JSON object.
+///
+/// # Errors
+/// When no scx_magpie runs, or it does not answer in time.
+pub fn totals() -> Result<String> {
+    let mut client = StatsClient::new()
+        .connect(Some(ANSWER_TIMEOUT_MS))
+        .map_err(
+            |error| match error.downcast_ref::<io::Error>().map(io::Error::kind) {
+                Some(ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+                    anyhow::anyhow!("scx_magpie is not running; start it with `sudo scx_magpie`")
+                }
+                Some(ErrorKind::PermissionDenied) => {
+                    anyhow::anyhow!("only root may ask the running scheduler; use sudo")
+                }
+                _ => error.context("connecting to the running scheduler"),
+            },
+        )?;
+    let arguments = vec![("target".to_string(), "totals".to_string())];
+    let totals: Metrics = match client.request("stats", arguments) {
+        Ok(totals) => totals,
+        Err(error) if error.downcast_ref::<StatsErrno>().is_some() => {
+            bail!("the running scheduler is not scx_magpie: it does not know these counters")
+        }
+        Err(error) => return Err(error).context("asking the running scheduler for its counters"),
+    };
+    serde_json::to_string(&totals).context("writing the counters as JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counting() -> [u64; NR_EVENTS] {
+        std::array::from_fn(|event| 10 + event as u64)
+    }
+
+    fn told(metrics: &Metrics) -> String {
+        let mut text = Vec::new();
+        metrics.tell(&mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    }
+
+    #[test]
+    fn each_event_has_its_own_field() {
+        let json = serde_json::to_value(Metrics::from_events(&counting())).unwrap();
+        let mut values: Vec<_> = json
+            .as_object()
+            .unwrap()
+            .values()
+            .map(|value| value.as_u64().unwrap())
+            .collect();
+        values.sort_unstable();
+        assert_eq!(values, counting());
+    }
+
+    #[test]
+    fn a_delta_is_what_happened_between() {
+        let earlier = Metrics::from_events(&counting());
+        let later = Metrics::from_events(&counting().map(|count| 3 * count));
+        assert_eq!(
+            later.since(&earlier),
+            Metrics::from_events(&counting().map(|count| 2 * count))
+        );
+        assert_eq!(later.since(&later), Metrics::default());
+    }
+
+    #[test]
+    fn every_counter_is_told() {
+        // Large and distinct, so that no number is part of another.
+        let events = std::array::from_fn(|event| 1_000_003 * (event as u64 + 1));
+        let metrics = Metrics::from_events(&events);
+        let text = told(&metrics);
+        let derived = [metrics.dispatch, metrics.steal_ns];
+        for count in events.iter().filter(|count| !derived.contains(count)) {
+            assert!(
+                text.contains(&count.to_string()),
+                "{count} is missing in\n{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn nothing_happened_reads_well() {
+        let text = told(&Metrics::default());
+        assert!(text.contains("no search made"), "{text}");
+        assert!(!text.contains("sibling"), "{text}");
+    }
+
+    #[test]
+    fn every_counter_is_explained() {
+        let mut text = Vec::new();
+        server_data().describe_meta(&mut text, None).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        assert_eq!(
+            text.lines().filter(|line| line.contains(" : ")).count(),
+            NR_EVENTS,
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_client_gets_deltas_and_totals_from_the_server() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("stats");
+        let server = StatsServer::new(server_data())
+            .set_path(&socket)
+            .launch()
+            .unwrap();
+        let (answer, request) = server.channels();
+        let scheduler = std::thread::spawn(move || {
+            let mut events = [0; NR_EVENTS];
+            while request.recv_timeout(Duration::from_secs(5)).is_ok() {
+                events = events.map(|count| count + 1);
+                if answer.send(Metrics::from_events(&events)).is_err() {
+                    break;
+                }
+            }
+        });
+
+        let mut client = StatsClient::new()
+            .set_path(&socket)
+            .connect(Some(5000))
+            .unwrap();
+        let mut ask = |target: &str| -> Metrics {
+            client
+                .request("stats", vec![("target".into(), target.into())])
+                .unwrap()
+        };
+        // "top" reads once to begin with, then once for each request.
+        assert_eq!(ask("top"), Metrics::from_events(&[1; NR_EVENTS]));
+        assert_eq!(ask("totals"), Metrics::from_events(&[3; NR_EVENTS]));
+        assert_eq!(ask("top"), Metrics::from_events(&[2; NR_EVENTS]));
+        drop(client);
+        drop(server);
+        scheduler.join().unwrap();
+    }
+}

@@ -1,0 +1,330 @@
+//! Where each CPU is, in the form the BPF side reads.
+//!
+//! The BPF side searches for work with bitmaps. It wants neighbours in the
+//! machine to be neighbours in the bitmap, and CPUs of different LLCs never to
+//! write the same cache line of it. So each CPU gets a *place*: an index in an
+//! order in which SMT siblings are adjacent, then the CPUs of an LLC, then the
+//! LLCs of a node. Each LLC starts at a multiple of [`CPUS_PER_LINE`].
+//!
+//! ```text
+//! CPU    0 4 1 5 2 6 . .   3 7 . . . . . .      two LLCs with SMT
+//! place  0 1 2 3 4 5 6 7   8 9 ...
+//!        '-' core          '-' core
+//!        '---- LLC 0 ----' '---- LLC 1 ----'
+//! ```
+//!
+//! [`describe_host`] reads the machine, [`lay_out`] is a pure function from that
+//! description to the tables. CPUs that are offline at start may come online
+//! later, and sysfs says nothing of where they are: [`guess_offline`] puts them
+//! where the numbering of the online ones suggests. A wrong guess costs some
+//! locality until the next start, never a task.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use scx_utils::{NR_CPU_IDS, Topology};
+
+use crate::bpf_intf::{
+    cpu_topology, llc_topology, magpie_limits_CPUS_PER_LINE, magpie_limits_MAX_CPUS,
+    magpie_limits_MAX_LLCS, magpie_limits_MAX_PLACES, magpie_limits_NO_PLACE,
+};
+
+/// CPUs whose bits share a cache line of a bitmap.
+pub const CPUS_PER_LINE: usize = magpie_limits_CPUS_PER_LINE as usize;
+/// CPU numbers the BPF side has room for.
+pub const MAX_CPUS: usize = magpie_limits_MAX_CPUS as usize;
+/// LLCs the BPF side has room for.
+pub const MAX_LLCS: usize = magpie_limits_MAX_LLCS as usize;
+/// Places the BPF side has room for.
+pub const MAX_PLACES: usize = magpie_limits_MAX_PLACES as usize;
+/// The content of a place without a CPU.
+pub const NO_PLACE: u16 = magpie_limits_NO_PLACE as u16;
+
+/// The capacity of the fastest CPU.
+const FULL_CAPACITY: usize = 1024;
+
+/// One CPU. Identifiers only have to be unique in the whole machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpu {
+    /// The kernel's CPU number.
+    pub id: usize,
+    /// SMT siblings have the same.
+    pub core: usize,
+    /// CPUs that share a last-level cache have the same.
+    pub llc: usize,
+    /// The kernel's NUMA node number.
+    pub node: usize,
+    /// Speed in any unit that is the same for all CPUs.
+    pub capacity: usize,
+}
+
+/// A machine: its online CPUs, and how many numbers the kernel has given out.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// Online CPUs, in order of their number.
+    pub cpus: Vec<Cpu>,
+    /// One more than the highest possible CPU number.
+    pub nr_cpu_ids: usize,
+}
+
+/// What the BPF side reads. See `bpf/intf.h` for the meaning of each field.
+#[derive(Clone, Debug)]
+pub struct Tables {
+    /// By CPU number.
+    pub cpus: Vec<cpu_topology>,
+    /// By LLC index.
+    pub llcs: Vec<llc_topology>,
+    /// The CPU at each place, [`NO_PLACE`] where there is none.
+    pub cpu_at_place: Vec<u16>,
+    /// More LLCs than [`MAX_LLCS`]: each node is treated as one.
+    pub llcs_merged: bool,
+}
+
+/// Reads the machine this runs on.
+///
+/// # Errors
+/// When sysfs lacks what every kernel has, naming the file.
+pub fn describe_host() -> Result<Machine> {
+    let topology = Topology::new().context("reading the CPU topology from /sys/devices/system")?;
+    let exact = topology
+        .all_cpus
+        .values()
+        .all(|cpu| cpu.kernel_cpu_capacity.is_some());
+    let mut cpus = Vec::new();
+
+    // Through the hierarchy and not `all_cores`: on some machines the same core
+    // number occurs in several LLCs.
+    let cores = topology
+        .nodes
+        .values()
+        .flat_map(|node| node.llcs.values().map(move |llc| (node, llc)))
+        .flat_map(|(node, llc)| llc.cores.values().map(move |core| (node, llc, core)));
+    for (index, (node, llc, core)) in cores.enumerate() {
+        cpus.extend(core.cpus.values().map(|cpu| Cpu {
+            id: cpu.id,
+            core: index,
+            llc: llc.id,
+            node: node.id,
+            capacity: match cpu.kernel_cpu_capacity {
+                Some(capacity) if exact => capacity,
+                _ => cpu.cpu_capacity,
+            },
+        }));
+    }
+    cpus.sort_by_key(|cpu| cpu.id);
+    Ok(Machine {
+        cpus,
+        nr_cpu_ids: *NR_CPU_IDS,
+    })
+}
+
+/// The tables for a machine.
+///
+/// # Errors
+/// When the machine has no online CPU, or more than the BPF side has room for.
+pub fn lay_out(machine: &Machine) -> Result<Tables> {
+    ensure!(!machine.cpus.is_empty(), "the machine has no online CPU");
+    ensure!(
+        machine.nr_cpu_ids <= MAX_CPUS,
+        "the machine may have {} CPUs, this build of scx_magpie handles {MAX_CPUS}. Raise MAX_CPUS \
+         in scheduler/src/bpf/intf.h and build again, or boot with nr_cpus={MAX_CPUS}",
+        machine.nr_cpu_ids
+    );
+
+    let mut cpus = machine.cpus.clone();
+    let llcs_merged = count_llcs(&cpus) > MAX_LLCS;
+    if llcs_merged {
+        for cpu in &mut cpus {
+            cpu.llc = cpu.node;
+        }
+    }
+    guess_offline(&mut cpus, machine.nr_cpu_ids);
+    let fastest = cpus
+        .iter()
+        .map(|cpu| cpu.capacity)
+        .max()
+        .unwrap_or(0)
+        .max(1);
+
+    let nowhere = cpu_topology {
+        place: NO_PLACE,
+        llc: 0,
+        node: 0,
+        core_first: 0,
+        core_size: 0,
+        capacity: 0,
+    };
+    let mut tables = Tables {
+        cpus: vec![nowhere; machine.nr_cpu_ids],
+        llcs: Vec::new(),
+        cpu_at_place: Vec::new(),
+        llcs_merged,
+    };
+
+    for ((node, _), cores) in group(cpus) {
+        let llc = tables.llcs.len();
+        let first = tables.cpu_at_place.len();
+        for core in cores {
+            let core_first = tables.cpu_at_place.len();
+            for cpu in &core {
+                tables.cpus[cpu.id] = cpu_topology {
+                    place: tables.cpu_at_place.len() as u16,
+                    llc: llc as u16,
+                    node: node as u16,
+                    core_first: core_first as u16,
+                    core_size: core.len() as u16,
+                    capacity: (cpu.capacity * FULL_CAPACITY / fastest).max(1) as u16,
+                };
+                tables.cpu_at_place.push(cpu.id as u16);
+            }
+        }
+        let size = tables.cpu_at_place.len() - first;
+        tables.llcs.push(llc_topology {
+            first: first as u16,
+            size: size as u16,
+            node: node as u16,
+            next_in_node: llc as u16,
+        });
+        let padded = tables.cpu_at_place.len().next_multiple_of(CPUS_PER_LINE);
+        tables.cpu_at_place.resize(padded, NO_PLACE);
+    }
+    close_rings(&mut tables.llcs);
+    debug_assert!(tables.llcs.len() <= MAX_LLCS && tables.cpu_at_place.len() <= MAX_PLACES);
+    Ok(tables)
+}
+
+/// CPUs by (node, LLC), then by core. The cores with most siblings come first:
+/// then none of them lies across two lines of a bitmap, also on hybrid machines
+/// where only some cores have SMT.
+fn group(cpus: Vec<Cpu>) -> BTreeMap<(usize, usize), Vec<Vec<Cpu>>> {
+    let mut llcs: BTreeMap<_, BTreeMap<usize, Vec<Cpu>>> = BTreeMap::new();
+    for cpu in cpus {
+        llcs.entry((cpu.node, cpu.llc))
+            .or_default()
+            .entry(cpu.core)
+            .or_default()
+            .push(cpu);
+    }
+    llcs.into_iter()
+        .map(|(key, cores)| {
+            let mut cores: Vec<_> = cores.into_values().collect();
+            cores.sort_by_key(|core| (usize::MAX - core.len(), core[0].id));
+            (key, cores)
+        })
+        .collect()
+}
+
+/// Makes the LLCs of each node, which are neighbours in the table, a ring.
+fn close_rings(llcs: &mut [llc_topology]) {
+    let mut index = 0;
+    for node in llcs.chunk_by_mut(|a, b| a.node == b.node) {
+        let (first, last) = (index, index + node.len() - 1);
+        for llc in node {
+            llc.next_in_node = if index == last { first } else { index + 1 } as u16;
+            index += 1;
+        }
+    }
+}
+
+fn count_llcs(cpus: &[Cpu]) -> usize {
+    let mut llcs: Vec<_> = cpus.iter().map(|cpu| (cpu.node, cpu.llc)).collect();
+    llcs.sort_unstable();
+    llcs.dedup();
+    llcs.len()
+}
+
+/// Adds the CPUs that are possible but not online. In this order:
+///
+/// 1. beside a sibling, if the online siblings tell how siblings are numbered
+///    and the one at that distance has room in its core;
+/// 2. in the LLC of the next lower or higher online CPU, if it is smaller than
+///    the largest one or holds both;
+/// 3. in additional LLCs: a cloud machine with 4 CPUs and room for 240 more must
+///    not have its one real LLC grow sixtyfold, for it is searched as a whole.
+fn guess_offline(cpus: &mut Vec<Cpu>, nr_cpu_ids: usize) {
+    let mut at: BTreeMap<usize, Cpu> = cpus.iter().map(|cpu| (cpu.id, *cpu)).collect();
+    let online = at.clone();
+    let mut core_sizes: BTreeMap<usize, usize> = BTreeMap::new();
+    let mut llc_sizes: BTreeMap<usize, usize> = BTreeMap::new();
+    let mut first_of_core: BTreeMap<usize, usize> = BTreeMap::new();
+    let mut distance = None;
+    for cpu in online.values() {
+        *core_sizes.entry(cpu.core).or_default() += 1;
+        *llc_sizes.entry(cpu.llc).or_default() += 1;
+        let first = *first_of_core.entry(cpu.core).or_insert(cpu.id);
+        if distance.is_none() && first != cpu.id {
+            distance = Some(cpu.id - first);
+        }
+    }
+    let full_core = core_sizes.values().copied().max().unwrap_or(1);
+    let full_llc = llc_sizes.values().copied().max().unwrap_or(1);
+    let mut next_core = core_sizes.keys().max().map_or(0, |core| core + 1);
+    let mut nowhere = Vec::new();
+
+    for id in (0..nr_cpu_ids).filter(|id| !online.contains_key(id)) {
+        let sibling = distance.and_then(|distance| {
+            [id.checked_sub(distance), id.checked_add(distance)]
+                .into_iter()
+                .flatten()
+                .filter_map(|id| online.get(&id))
+                .find(|cpu| core_sizes[&cpu.core] < full_core)
+        });
+        let lower = online.range(..id).next_back().map(|(_, cpu)| cpu);
+        let upper = online.range(id..).next().map(|(_, cpu)| cpu);
+        let within = lower
+            .zip(upper)
+            .is_some_and(|(lower, upper)| lower.llc == upper.llc);
+        let neighbour = [lower, upper]
+            .into_iter()
+            .flatten()
+            .find(|cpu| within || llc_sizes[&cpu.llc] < full_llc);
+
+        let guess = match (sibling, neighbour) {
+            (Some(cpu), _) => Cpu { id, ..*cpu },
+            (None, Some(cpu)) => {
+                next_core += 1;
+                Cpu {
+                    id,
+                    core: next_core - 1,
+                    ..*cpu
+                }
+            }
+            (None, None) => {
+                nowhere.push((id, lower.or(upper).copied()));
+                continue;
+            }
+        };
+        *core_sizes.entry(guess.core).or_default() += 1;
+        *llc_sizes.entry(guess.llc).or_default() += 1;
+        at.insert(id, guess);
+    }
+
+    let mut room = MAX_LLCS.saturating_sub(count_llcs(cpus));
+    let full = full_llc.max(nowhere.len().div_ceil(room.max(1)));
+    let mut next_llc = llc_sizes.keys().max().map_or(0, |llc| llc + 1);
+    let mut filling: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+    for (index, (id, like)) in nowhere.into_iter().enumerate() {
+        let Some(like) = like else { continue };
+        let (llc, size) = filling.entry(like.node).or_insert((like.llc, full));
+        if *size >= full && room > 0 {
+            (*llc, *size) = (next_llc, 0);
+            next_llc += 1;
+            room -= 1;
+        }
+        *size += 1;
+        at.insert(
+            id,
+            Cpu {
+                id,
+                core: next_core + index,
+                llc: *llc,
+                ..like
+            },
+        );
+    }
+    *cpus = at.into_values().collect();
+}
+
+#[cfg(test)]
+#[path = "topology_tests.rs"]
+mod tests;

@@ -1,0 +1,265 @@
+//! Properties of the tables on machines of every size and shape, and the
+//! guesses for offline CPUs on the shapes that exist.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// LLCs as (node, cores as (siblings, capacity)), CPUs numbered as most kernels
+/// do: the first siblings of all cores, then the second ones.
+fn machine(llcs: &[(usize, Vec<(usize, usize)>)]) -> Machine {
+    let mut cpus = Vec::new();
+    let mut id = 0;
+    let threads = llcs
+        .iter()
+        .flat_map(|(_, cores)| cores)
+        .map(|core| core.0)
+        .max()
+        .unwrap_or(1);
+    for thread in 0..threads {
+        let mut core = 0;
+        for (llc, (node, cores)) in llcs.iter().enumerate() {
+            for (siblings, capacity) in cores {
+                if thread < *siblings {
+                    cpus.push(Cpu {
+                        id,
+                        core,
+                        llc,
+                        node: *node,
+                        capacity: *capacity,
+                    });
+                    id += 1;
+                }
+                core += 1;
+            }
+        }
+    }
+    Machine {
+        cpus,
+        nr_cpu_ids: id,
+    }
+}
+
+fn uniform(nodes: usize, llcs_per_node: usize, cores: usize, siblings: usize) -> Machine {
+    let llcs: Vec<_> = (0..nodes * llcs_per_node)
+        .map(|llc| (llc / llcs_per_node, vec![(siblings, 1024); cores]))
+        .collect();
+    machine(&llcs)
+}
+
+/// Everything the BPF side relies on.
+fn check(machine: &Machine) -> Tables {
+    let tables = lay_out(machine).unwrap();
+    let online: BTreeMap<_, _> = machine.cpus.iter().map(|cpu| (cpu.id, *cpu)).collect();
+    assert_eq!(tables.cpus.len(), machine.nr_cpu_ids);
+    assert!(tables.llcs.len() <= MAX_LLCS);
+    assert!(tables.cpu_at_place.len() <= MAX_PLACES);
+    assert_eq!(tables.cpu_at_place.len() % CPUS_PER_LINE, 0);
+
+    // Every possible CPU has exactly one place, and the place has that CPU.
+    let taken = tables
+        .cpu_at_place
+        .iter()
+        .filter(|cpu| **cpu != NO_PLACE)
+        .count();
+    assert_eq!(taken, machine.nr_cpu_ids);
+    for (id, cpu) in tables.cpus.iter().enumerate() {
+        assert_eq!(tables.cpu_at_place[cpu.place as usize] as usize, id);
+        assert!((1..=1024).contains(&cpu.capacity));
+    }
+    assert!(tables.cpus.iter().any(|cpu| cpu.capacity == 1024));
+
+    // Siblings are adjacent; a core lies in one LLC; what was given is kept.
+    for cpu in tables.cpus.iter() {
+        assert!(cpu.core_size >= 1);
+        assert!((cpu.core_first..cpu.core_first + cpu.core_size).contains(&cpu.place));
+        let llc = &tables.llcs[cpu.llc as usize];
+        assert_eq!(cpu.node, llc.node);
+        assert!(cpu.core_first >= llc.first);
+        assert!(cpu.core_first + cpu.core_size <= llc.first + llc.size);
+    }
+    for a in online.values() {
+        assert_eq!(tables.cpus[a.id].node as usize, a.node);
+        for b in online.values().take(64) {
+            let same = |f: fn(&cpu_topology) -> u16| f(&tables.cpus[a.id]) == f(&tables.cpus[b.id]);
+            assert_eq!(a.core == b.core, same(|cpu| cpu.core_first));
+            if !tables.llcs_merged {
+                assert_eq!(a.llc == b.llc, same(|cpu| cpu.llc));
+            }
+        }
+    }
+
+    // Each LLC starts on a line, and no two share one.
+    let mut lines = BTreeSet::new();
+    for llc in &tables.llcs {
+        assert!(llc.size >= 1);
+        assert_eq!(llc.first as usize % CPUS_PER_LINE, 0);
+        let first = llc.first as usize / CPUS_PER_LINE;
+        let last = (llc.first + llc.size - 1) as usize / CPUS_PER_LINE;
+        for line in first..=last {
+            assert!(lines.insert(line), "line {line} is in two LLCs");
+        }
+    }
+
+    // Following the ring visits each LLC of the node once and returns.
+    for start in 0..tables.llcs.len() {
+        let node = tables.llcs[start].node;
+        let expected = tables.llcs.iter().filter(|llc| llc.node == node).count();
+        let mut llc = start;
+        for step in 1..=expected {
+            llc = tables.llcs[llc].next_in_node as usize;
+            assert_eq!(tables.llcs[llc].node, node);
+            assert_eq!(llc == start, step == expected, "ring of node {node}");
+        }
+    }
+    tables
+}
+
+/// Up to 4096 CPUs; LLCs of unequal size, cores with and without SMT, mixed
+/// capacities, nodes with any number of LLCs.
+fn any_machine() -> impl Strategy<Value = Machine> {
+    let core = (
+        prop_oneof![Just(1usize), Just(2), Just(4), Just(8)],
+        1usize..2000,
+    );
+    let llc = (0usize..64, prop::collection::vec(core, 1..20));
+    prop::collection::vec(llc, 1..24).prop_map(|llcs| machine(&llcs))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn tables_hold_for_any_machine(machine in any_machine()) {
+        check(&machine);
+    }
+
+    #[test]
+    fn tables_hold_with_any_cpus_offline(
+        mut machine in any_machine(),
+        offline in prop::collection::vec(any::<bool>(), 1..97),
+        extra in 0usize..300,
+    ) {
+        machine.cpus.retain(|cpu| cpu.id == 0 || !offline[cpu.id % offline.len()]);
+        machine.nr_cpu_ids += extra;
+        prop_assume!(machine.nr_cpu_ids <= MAX_CPUS);
+        check(&machine);
+    }
+
+    #[test]
+    fn no_core_of_two_lies_across_two_lines(machine in any_machine()) {
+        let small = machine.cpus.iter().all(|cpu| cpu.id < MAX_CPUS);
+        prop_assume!(small);
+        let tables = lay_out(&machine).unwrap();
+        for cpu in &tables.cpus {
+            let last = cpu.core_first + cpu.core_size - 1;
+            prop_assert_eq!(
+                cpu.core_first as usize / CPUS_PER_LINE,
+                last as usize / CPUS_PER_LINE
+            );
+        }
+    }
+}
+
+#[test]
+fn one_cpu() {
+    let tables = check(&uniform(1, 1, 1, 1));
+    assert_eq!(tables.cpu_at_place[..2], [0, NO_PLACE]);
+    assert_eq!(tables.llcs[0].next_in_node, 0);
+}
+
+#[test]
+fn siblings_numbered_far_apart_are_adjacent() {
+    let tables = check(&uniform(1, 1, 4, 2));
+    assert_eq!(tables.cpu_at_place, [0, 4, 1, 5, 2, 6, 3, 7]);
+}
+
+#[test]
+fn largest_machines() {
+    check(&uniform(64, 8, 4, 2));
+    check(&uniform(1, 1, 4096, 1));
+    check(&uniform(8, 64, 1, 8));
+}
+
+#[test]
+fn more_llcs_than_room_become_one_per_node() {
+    // What a virtual machine with one socket per vCPU looks like.
+    let tables = check(&uniform(4, 256, 1, 1));
+    assert!(tables.llcs_merged);
+    assert_eq!(tables.llcs.len(), 4);
+}
+
+#[test]
+fn more_cpus_than_room_are_refused_with_the_remedy() {
+    let machine = Machine {
+        nr_cpu_ids: MAX_CPUS + 1,
+        ..uniform(1, 1, 1, 1)
+    };
+    let message = lay_out(&machine).unwrap_err().to_string();
+    assert!(
+        message.contains("4097") && message.contains("MAX_CPUS"),
+        "{message}"
+    );
+    assert!(
+        lay_out(&Machine {
+            cpus: vec![],
+            nr_cpu_ids: 1
+        })
+        .is_err()
+    );
+}
+
+#[test]
+fn capacities_are_relative_to_the_fastest() {
+    let tables = check(&machine(&[(0, vec![(2, 2000), (1, 500), (1, 1)])]));
+    let capacities: Vec<_> = tables.cpus.iter().map(|cpu| cpu.capacity).collect();
+    assert_eq!(capacities, [1024, 256, 1, 1024]);
+}
+
+fn with_offline(mut machine: Machine, offline: &[usize]) -> Tables {
+    machine.cpus.retain(|cpu| !offline.contains(&cpu.id));
+    check(&machine)
+}
+
+#[test]
+fn an_offline_sibling_goes_back_to_its_core() {
+    // 2 LLCs of 2 cores: CPU 6 is the sibling of CPU 2, alone in LLC 1's first core.
+    let tables = with_offline(uniform(1, 2, 2, 2), &[6]);
+    assert_eq!(tables.cpus[6].core_first, tables.cpus[2].core_first);
+    assert_eq!(tables.cpus[6].llc, 1);
+}
+
+#[test]
+fn an_offline_cpu_fills_the_llc_that_lacks_one() {
+    for (cpu, llc) in [(0, 0), (3, 0), (4, 1), (5, 1), (7, 1)] {
+        let tables = with_offline(uniform(1, 2, 4, 1), &[cpu]);
+        assert_eq!(tables.cpus[cpu].llc, llc, "CPU {cpu}");
+        assert_eq!(tables.llcs.len(), 2);
+    }
+}
+
+#[test]
+fn room_for_hotplug_leaves_the_real_llc_alone() {
+    let tables = check(&Machine {
+        nr_cpu_ids: 240,
+        ..uniform(1, 1, 4, 1)
+    });
+    assert_eq!(tables.llcs[0].size, 4);
+    assert!(tables.llcs.iter().all(|llc| llc.size <= 4));
+    // As many as a full table needs are still within its limits.
+    check(&Machine {
+        nr_cpu_ids: MAX_CPUS,
+        ..uniform(1, 1, 4, 1)
+    });
+    check(&Machine {
+        nr_cpu_ids: MAX_CPUS,
+        ..uniform(64, 8, 1, 1)
+    });
+}
+
+#[test]
+fn this_machine_can_be_described() {
+    check(&describe_host().unwrap());
+}
