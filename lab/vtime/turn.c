@@ -311,7 +311,11 @@ void turn_wait_idle(struct vcpu *v)
 	if (v->state != VCPU_IDLE)
 		v->idle_since_ns = v->local_ns;
 	set_state(v, VCPU_IDLE);
-	/* Kicked since it last looked for work: it must look again. Pairs with turn_wake(). */
+	/*
+	 * Kicked since it last looked for work: it must look again. Pairs with
+	 * turn_wake(), which may have come while it was on its way here and
+	 * still idle from before: only this thread takes the mark back.
+	 */
 	if (__atomic_exchange_n(&v->kicked, false, __ATOMIC_SEQ_CST)) {
 		become_ready(v, now_ns);
 		dispatch();
@@ -335,7 +339,6 @@ void turn_wake(struct vcpu *v)
 	if (v->state == VCPU_IDLE) {
 		int64_t at = now_ns;
 
-		WRITE_ONCE(v->kicked, false);
 		if (self && self->state == VCPU_RUNNING && vcpu_local_now(self) > at)
 			at = vcpu_local_now(self);
 		become_ready(v, at);

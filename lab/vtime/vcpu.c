@@ -169,6 +169,8 @@ void vcpu_idle_wait(struct vcpu *v, pthread_cond_t *cond, pthread_mutex_t *mutex
 	pthread_mutex_unlock(mutex);
 	turn_wait_idle(v);
 	pthread_mutex_lock(mutex);
+	/* QEMU looks for work next, with the lock held: nothing before now is missed. */
+	__atomic_store_n(&v->kicked, false, __ATOMIC_SEQ_CST);
 }
 
 bool vcpu_is_big_lock(const pthread_mutex_t *mutex)

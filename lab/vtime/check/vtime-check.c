@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The self-check of the virtual-time machine, run inside the guest: does it
+ * keep the time that it promises? Needs nothing but a kernel and its C library.
+ *
+ *	vtime-check MIPS WINDOW_NS SMT_FACTOR
+ *
+ * Prints one JSON object. Exit 0 if all checks hold, 1 if one does not, 2 for
+ * wrong usage. Each figure is a median, because the guest's kernel works too
+ * (a clock tick costs it some ten microseconds at 500 MIPS) and its work is
+ * not the machine's error. The checks:
+ *
+ *	loop_alone	a loop of known length on one CPU
+ *	loop_all	the same on one thread of every core at once
+ *	loop_siblings	the same on all threads of all cores: the SMT model
+ *	sleep		how much longer 20 ms of sleep take than 10 ms
+ *	ipi		membarrier() with another CPU of the process running
+ */
+#define _GNU_SOURCE
+#include <linux/membarrier.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ROUNDS 15
+#define LOOP_NS 1000000.0	/* shorter than the time between ticks */
+#define MAX_CPUS 1024
+#define MAX_THREADS 4096	/* of sysfs' thread_siblings_list, in characters */
+
+struct runner {
+	int cpu;
+	uint64_t insns;
+	double median_ns;
+};
+
+static pthread_barrier_t barrier;
+static int online[MAX_CPUS], nr_online;
+static int first_threads[MAX_CPUS], nr_cores;
+static int sibling_of_first = -1;
+
+static double now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1e9 + t.tv_nsec;
+}
+
+static int compare(const void *a, const void *b)
+{
+	const double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+static double median(double *values, int nr)
+{
+	qsort(values, nr, sizeof(*values), compare);
+	return values[nr / 2];
+}
+
+/* Two instructions a round on both architectures. */
+static void execute(uint64_t insns)
+{
+	uint64_t rounds = insns / 2;
+
+#if defined(__x86_64__)
+	__asm__ volatile("1: dec %0\n\tjnz 1b" : "+r"(rounds));
+#elif defined(__aarch64__)
+	__asm__ volatile("1: subs %0, %0, #1\n\tb.ne 1b" : "+r"(rounds) : : "cc");
+#else
+#error "no loop of known length for this architecture"
+#endif
+}
+
+static bool pin(int cpu)
+{
+	cpu_set_t set;
+
+	CPU_ZERO(&set);
+	CPU_SET(cpu, &set);
+	return !sched_setaffinity(0, sizeof(set), &set);
+}
+
+static void *run_loop(void *argument)
+{
+	struct runner *r = argument;
+	double taken[ROUNDS];
+
+	pin(r->cpu);
+	for (int i = 0; i < ROUNDS; i++) {
+		double start;
+
+		pthread_barrier_wait(&barrier);
+		start = now_ns();
+		execute(r->insns);
+		taken[i] = now_ns() - start;
+		/* Stay busy: a sibling that is done would let the others run faster. */
+		execute(r->insns);
+	}
+	r->median_ns = median(taken, ROUNDS);
+	return NULL;
+}
+
+/* The greatest deviation of any CPU from the predicted time, in percent. */
+static double loop_deviation(const int *cpus, int nr, uint64_t insns, double predicted_ns)
+{
+	static struct runner runners[MAX_CPUS];
+	static pthread_t threads[MAX_CPUS];
+	double worst = 0;
+
+	pthread_barrier_init(&barrier, NULL, nr);
+	for (int i = 0; i < nr; i++) {
+		runners[i] = (struct runner){ .cpu = cpus[i], .insns = insns };
+		if (pthread_create(&threads[i], NULL, run_loop, &runners[i])) {
+			perror("vtime-check: cannot start a thread");
+			exit(2);
+		}
+	}
+	for (int i = 0; i < nr; i++) {
+		double deviation;
+
+		pthread_join(threads[i], NULL);
+		deviation = (runners[i].median_ns / predicted_ns - 1) * 100;
+		if (deviation * deviation > worst * worst)
+			worst = deviation;
+	}
+	pthread_barrier_destroy(&barrier);
+	return worst;
+}
+
+static double median_sleep(long ns)
+{
+	const struct timespec request = { .tv_nsec = ns };
+	double taken[ROUNDS];
+
+	for (int i = 0; i < ROUNDS; i++) {
+		const double start = now_ns();
+
+		nanosleep(&request, NULL);
+		taken[i] = now_ns() - start;
+	}
+	return median(taken, ROUNDS);
+}
+
+static volatile bool stop_spinning;
+
+static void *spin(void *argument)
+{
+	pin(*(int *)argument);
+	pthread_barrier_wait(&barrier);
+	while (!stop_spinning)
+		execute(1000);
+	return NULL;
+}
+
+/* membarrier() interrupts each CPU that runs a thread of ours and waits for its answer. */
+static double median_ipi(int from, int to)
+{
+	double taken[101];
+	pthread_t thread;
+
+	if (syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0)) {
+		perror("vtime-check: membarrier");
+		return -1;
+	}
+	pthread_barrier_init(&barrier, NULL, 2);
+	stop_spinning = false;
+	if (pthread_create(&thread, NULL, spin, &to)) {
+		perror("vtime-check: cannot start a thread");
+		return -1;
+	}
+	pin(from);
+	pthread_barrier_wait(&barrier);
+	execute(1000000);
+	for (int i = 0; i < 101; i++) {
+		const double start = now_ns();
+
+		syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
+		taken[i] = now_ns() - start;
+		execute(10000);
+	}
+	stop_spinning = true;
+	pthread_join(thread, NULL);
+	return median(taken, 101);
+}
+
+/* Is this the lowest-numbered thread of its core? Notes the first core's second thread. */
+static bool is_first_thread(int cpu)
+{
+	char path[128], list[MAX_THREADS];
+	FILE *f;
+	int first = cpu, second = -1;
+
+	snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list",
+		 cpu);
+	f = fopen(path, "r");
+	if (!f)
+		return true;
+	if (fgets(list, sizeof(list), f) && sscanf(list, "%d%*[-,]%d", &first, &second) == 2 &&
+	    first == online[0])
+		sibling_of_first = second;
+	fclose(f);
+	return first == cpu;
+}
+
+static void read_topology(void)
+{
+	cpu_set_t set;
+
+	if (sched_getaffinity(0, sizeof(set), &set)) {
+		perror("vtime-check: sched_getaffinity");
+		exit(2);
+	}
+	for (int cpu = 0; cpu < CPU_SETSIZE && nr_online < MAX_CPUS; cpu++)
+		if (CPU_ISSET(cpu, &set))
+			online[nr_online++] = cpu;
+	for (int i = 0; i < nr_online; i++)
+		if (is_first_thread(online[i]))
+			first_threads[nr_cores++] = online[i];
+}
+
+static bool is_near(double value, double bound)
+{
+	return value >= -bound && value <= bound;
+}
+
+int main(int argc, char **argv)
+{
+	const double mips = argc == 4 ? atof(argv[1]) : 0, window_ns = argc == 4 ? atof(argv[2]) : 0;
+	const double smt_factor = argc == 4 ? atof(argv[3]) : 0;
+	const uint64_t insns = LOOP_NS * mips / 1000;
+	double alone, all, siblings = 0, sleep_error, ipi = 0;
+	bool holds = true;
+
+	if (mips <= 0 || window_ns <= 0 || smt_factor <= 0) {
+		fprintf(stderr, "usage: vtime-check MIPS WINDOW_NS SMT_FACTOR\n");
+		return 2;
+	}
+	prctl(PR_SET_TIMERSLACK, 1);
+	read_topology();
+
+	printf("{\"cpus\": %d, \"cores\": %d", nr_online, nr_cores);
+	alone = loop_deviation(first_threads, 1, insns, LOOP_NS);
+	all = loop_deviation(first_threads, nr_cores, insns, LOOP_NS);
+	holds = holds && is_near(alone, 1) && is_near(all, 1);
+	printf(", \"loop_alone_percent\": %.3f, \"loop_all_percent\": %.3f", alone, all);
+	if (sibling_of_first >= 0) {
+		siblings = loop_deviation(online, nr_online, insns, LOOP_NS / smt_factor);
+		holds = holds && is_near(siblings, 1);
+		printf(", \"loop_siblings_percent\": %.3f", siblings);
+	}
+	sleep_error = median_sleep(20000000) - median_sleep(10000000) - 1e7;
+	holds = holds && is_near(sleep_error, window_ns);
+	printf(", \"sleep_error_ns\": %.0f", sleep_error);
+	if (nr_cores > 1) {
+		ipi = median_ipi(first_threads[0], first_threads[nr_cores - 1]);
+		holds = holds && ipi >= 0 && ipi <= 2 * window_ns;
+		printf(", \"ipi_round_trip_ns\": %.0f", ipi);
+	}
+	printf(", \"holds\": %s}\n", holds ? "true" : "false");
+	return holds ? 0 : 1;
+}
