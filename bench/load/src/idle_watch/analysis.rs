@@ -14,8 +14,9 @@
 //!                                                              not run and could not ask for help
 //! ```
 //!
-//! - From the moment somebody sends a reschedule interrupt to idle CPU C until it answers (enters
-//!   its idle loop again or switches) C is not available: all that the scheduler can do was done.
+//! - From the moment somebody sends a reschedule interrupt to idle CPU C, or an interrupt wakes it,
+//!   until it answers (goes back to an idle state, or switches) C is not available: all that the
+//!   scheduler can do was done.
 //! - A busy CPU has an event each tick. A gap of more than a tick and a half in which a busy CPU
 //!   shows no sign of life, or in which a kicked one does not answer, is the host's: it is taken off
 //!   the stretch if it concerns the CPU that holds the task or the CPU that woke it.
@@ -209,6 +210,11 @@ impl<'a> Tracker<'a> {
     fn step(&mut self, record: &Record) {
         let (now, cpu) = (record.time, record.cpu);
         self.note_sign_of_life(cpu, now);
+        if !matches!(record.event, Event::Switch { .. } | Event::IdleEnter) {
+            // Whatever an idle CPU does, it does in an interrupt, awake, on its way to look for work.
+            // The kernel's own "left the idle state" comes only after that interrupt.
+            self.kick(cpu, now);
+        }
         match record.event {
             Event::Switch {
                 prev,
@@ -274,11 +280,7 @@ impl<'a> Tracker<'a> {
                 self.change_task(child, now, State::Blocked);
                 self.task(child).class = class;
             }
-            Event::Kick { target } => self.change_cpu(target, now, |c| {
-                if c.idle && c.kicked.is_none() {
-                    c.kicked = Some(now);
-                }
-            }),
+            Event::Kick { target } => self.kick(target, now),
             Event::IdleEnter => self.answer(cpu, now),
             Event::Affinity {
                 pid,
@@ -292,7 +294,7 @@ impl<'a> Tracker<'a> {
                     c.last_sign = now;
                 });
             }
-            Event::Sign => {}
+            Event::IdleExit | Event::Sign => {}
         }
     }
 
@@ -468,6 +470,15 @@ impl<'a> Tracker<'a> {
             }
             cpu.last_sign = now;
         }
+    }
+
+    /// An idle CPU is told to look for work, or was woken and is about to.
+    fn kick(&mut self, cpu: usize, now: u64) {
+        self.change_cpu(cpu, now, |c| {
+            if c.idle && c.kicked.is_none() {
+                c.kicked = Some(now);
+            }
+        });
     }
 
     /// A kicked CPU shows that it is awake: it is available again if it stays idle.

@@ -267,6 +267,21 @@ fn a_kicked_cpu_that_does_not_answer_is_late_not_idle() {
 }
 
 #[test]
+fn an_idle_cpu_that_an_interrupt_woke_is_about_to_look() {
+    // Task 2 is woken on the idle CPU 1 by an interrupt; the host takes the CPU away until 30 ms.
+    let records = vec![
+        switch(1, 0, 0, false, 1),
+        switch(1, 1, 3, false, 0),
+        wakeup(10, 1, 2, 1),
+        at(11, 1, Event::IdleExit),
+        switch(30, 1, 0, false, 2),
+    ];
+    let found = run(&setting(40), records);
+    assert!(found.violations.is_empty(), "{found:?}");
+    assert_eq!(found.slowest_answer_ns, 20 * MS);
+}
+
+#[test]
 fn a_host_that_does_not_run_the_busy_cpu_is_late() {
     // No tick on CPU 0 between 9 and 29 ms.
     let mut records = stranded_until(30);
@@ -349,6 +364,10 @@ proptest! {
                 0 | 1 if !asleep.is_empty() => {
                     let pid = asleep.remove(0);
                     records.push(wakeup(ms, cpu, pid, cpu));
+                    if prev == 0 {
+                        // Woken by an interrupt, and at once back in its idle state.
+                        records.push(at(ms, cpu, Event::IdleEnter));
+                    }
                     ready.push(pid);
                 }
                 2 if !ready.is_empty() => {

@@ -57,6 +57,8 @@ pub enum Event {
     },
     /// The CPU enters an idle state.
     IdleEnter,
+    /// The CPU leaves an idle state: an interrupt woke it.
+    IdleExit,
     /// Before (`done` false) or after (`done` true) a task's affinity is changed to `cpus`.
     Affinity {
         /// The task.

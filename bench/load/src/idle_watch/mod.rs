@@ -167,13 +167,13 @@ fn watch(args: &Args, scheduler: &str, seed: u64) -> Result<Watch> {
     let _online = OnlineGuard::new()?;
     let recorder = Recorder::new(kib_per_cpu)?;
     let marker = recorder.marker()?;
-    let until = Instant::now() + args.seconds;
-    // Loads end a little later, so that none ends while it is still watched.
-    let load_until = until + Duration::from_secs(2);
+    // Starting loads and reading traces takes its time on a slow machine, so what counts is the time
+    // watched. The limit is for a machine that gets nowhere.
+    let limit = Instant::now() + 10 * args.seconds + Duration::from_secs(120);
     let _loads: Vec<_> = args
         .stress
         .iter()
-        .map(|stress| stress::start(*stress, load_until, seed, &marker))
+        .map(|stress| stress::start(*stress, limit, seed, &marker))
         .collect::<Result<_>>()?;
     drop(marker);
 
@@ -186,8 +186,15 @@ fn watch(args: &Args, scheduler: &str, seed: u64) -> Result<Watch> {
         missing: recorder.missing.clone(),
         died: None,
     };
-    while Instant::now() < until {
-        let (setting, trace) = record(&recorder, kib_per_cpu, args, until)?;
+    while sum.seconds < args.seconds.as_secs_f64() {
+        if Instant::now() > limit {
+            bail!(
+                "only {:.3} s could be watched in time: is the machine overloaded?",
+                sum.seconds
+            );
+        }
+        let left = Duration::from_secs_f64(args.seconds.as_secs_f64() - sum.seconds);
+        let (setting, trace) = record(&recorder, kib_per_cpu, args, left)?;
         sum.add(
             &setting,
             &analysis::analyse(&setting, &trace.records),
@@ -197,12 +204,12 @@ fn watch(args: &Args, scheduler: &str, seed: u64) -> Result<Watch> {
     Ok(sum)
 }
 
-/// Records until `until` or until the buffers are nearly full.
+/// Records for a time or until the buffers are nearly full.
 fn record(
     recorder: &Recorder,
     kib_per_cpu: usize,
     args: &Args,
-    until: Instant,
+    time: Duration,
 ) -> Result<(Setting, Trace)> {
     let judged = match &args.cpus {
         Some(cpus) => cpus.clone(),
@@ -213,6 +220,7 @@ fn record(
     let known_at = sys::now_ns();
     touch(&judged);
     let start = sys::now_ns();
+    let until = Instant::now() + time;
     while Instant::now() < until && recorder.fill(kib_per_cpu)? < 0.7 {
         std::thread::sleep(
             Duration::from_millis(200).min(until.saturating_duration_since(Instant::now())),

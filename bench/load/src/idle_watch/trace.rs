@@ -229,7 +229,8 @@ impl Recorder {
                 target: int("cpu") as usize,
             },
             // State -1 is the way out of idle.
-            "cpu_idle" if int("state") as u32 != u32::MAX => Event::IdleEnter,
+            "cpu_idle" if int("state") as u32 == u32::MAX => Event::IdleExit,
+            "cpu_idle" => Event::IdleEnter,
             "print" => parse_marker(&format.text(data, "buf")),
             _ => Event::Sign,
         }
