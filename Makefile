@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: GPL-2.0-only
+# The commands of Magpie; `make help` lists them.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+SYSCONFDIR ?= /etc
+UNITDIR ?= /usr/lib/systemd/system
+
+# A cargo that rustup installed is often not in root's PATH.
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+
+ROUNDS ?= 7
+RELEASE := target/release
+BENCH := $(RELEASE)/magpie bench --in vm --machine tiny2 --sched eevdf,scx_magpie \
+	--workload hackbench --rounds $(ROUNDS) --json target/run.json
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+setup: ## install what is missing on this machine (Debian, Ubuntu; as root)
+	@scripts/setup.sh
+
+build: setup ## build everything, in release mode
+	cargo build --release --workspace
+
+run: build ## show the scheduler at work on a real kernel, inside a virtual machine
+	@echo "Booting a stock kernel with sched_ext in a virtual machine; the host is not changed."
+	$(BENCH)
+
+test: setup ## run all tests
+	@scripts/test.sh
+
+# What is installed and what is removed come from this one list: target file,
+# mode, source. The program's texts are made by the program.
+INSTALLED := \
+	$(PREFIX)/bin/scx_magpie:755:$(RELEASE)/scx_magpie \
+	$(PREFIX)/share/man/man8/scx_magpie.8:644:$(RELEASE)/share/scx_magpie.8 \
+	$(PREFIX)/share/bash-completion/completions/scx_magpie:644:$(RELEASE)/share/scx_magpie.bash \
+	$(PREFIX)/share/zsh/site-functions/_scx_magpie:644:$(RELEASE)/share/scx_magpie.zsh \
+	$(PREFIX)/share/fish/vendor_completions.d/scx_magpie.fish:644:$(RELEASE)/share/scx_magpie.fish \
+	$(PREFIX)/share/doc/scx_magpie/scx_magpie.toml:644:packaging/scx_magpie.toml \
+	$(UNITDIR)/scx_magpie.service:644:$(RELEASE)/share/scx_magpie.service
+
+# No setup here: installation is often run as root in a tree that a user built.
+install: ## install the scheduler (PREFIX, DESTDIR)
+	@test -x $(RELEASE)/scx_magpie || { echo "run 'make build' first" >&2; exit 1; }
+	@mkdir -p $(RELEASE)/share
+	@$(RELEASE)/scx_magpie man > $(RELEASE)/share/scx_magpie.8
+	@for shell in bash zsh fish; do \
+		$(RELEASE)/scx_magpie completions $$shell > $(RELEASE)/share/scx_magpie.$$shell || exit 1; \
+	done
+	@sed 's|@PREFIX@|$(PREFIX)|' packaging/scx_magpie.service > $(RELEASE)/share/scx_magpie.service
+	@for entry in $(INSTALLED); do \
+		IFS=: read -r to mode from <<< "$$entry"; \
+		echo "install $(DESTDIR)$$to"; \
+		install -D -m "$$mode" "$$from" "$(DESTDIR)$$to" || exit 1; \
+	done
+
+uninstall: ## remove what install installed, and nothing else
+	@for entry in $(INSTALLED); do \
+		echo "remove $(DESTDIR)$${entry%%:*}"; \
+		rm -f "$(DESTDIR)$${entry%%:*}" || exit 1; \
+	done
+	@rmdir --ignore-fail-on-non-empty "$(DESTDIR)$(PREFIX)/share/doc/scx_magpie" 2>/dev/null || true
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup build run test install uninstall

@@ -1,0 +1,82 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0-only
+#
+# Runs every test and ends with one line, "N passed, N failed". The checks of
+# format and lint count as one test each. A step that fails without saying which
+# test failed (it did not build, it crashed) counts as one failure.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+export PATH="$HOME/.cargo/bin:$PATH"
+
+passed=0
+failed=0
+failures=()
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+# Bounded: a step that hangs is a step that failed.
+step_timeout=${MAGPIE_STEP_TIMEOUT:-3600}
+
+fail_step() {
+	failed=$((failed + 1))
+	failures+=("$1")
+}
+
+# check NAME COMMAND...: one test, passed if the command succeeds.
+check() {
+	local name=$1
+	shift
+	echo "== $name"
+	if timeout "$step_timeout" "$@"; then
+		passed=$((passed + 1))
+	else
+		fail_step "$name"
+	fi
+}
+
+# tests NAME COMMAND...: sums the "test result:" lines of cargo's test harness,
+# which the native tests print as well.
+tests() {
+	local name=$1 status counts p f
+	shift
+	echo "== $name"
+	timeout "$step_timeout" "$@" 2>&1 | tee "$log"
+	status=${PIPESTATUS[0]}
+	counts=$(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' "$log")
+	f=0
+	while read -r p n; do
+		passed=$((passed + ${p:-0}))
+		f=$((f + ${n:-0}))
+	done <<<"$counts"
+	failed=$((failed + f))
+	if [ "$f" -gt 0 ]; then
+		failures+=("$name: $f")
+	elif [ "$status" != 0 ]; then
+		[ "$status" = 124 ] && echo "$name: stopped after $step_timeout s" >&2
+		fail_step "$name"
+	elif [ -z "$counts" ]; then
+		echo "$name: no test ran" >&2
+		fail_step "$name"
+	fi
+}
+
+c_sources() { git ls-files -z '*.c' '*.h'; }
+format_is_kept() { c_sources | xargs -0 clang-format-19 --dry-run --Werror; }
+export -f c_sources format_is_kept
+
+check "Rust format" cargo fmt --all --check
+check "C format" bash -c format_is_kept
+check "lint" cargo clippy --workspace --all-targets --quiet -- -D warnings
+tests "unit tests" cargo test --workspace --exclude magpie-tests --no-fail-fast
+if [ -e tests/native/Makefile ]; then
+	tests "native tests of the BPF logic" make -C tests/native --no-print-directory check
+fi
+# The guests run release builds: what users run.
+check "release build" cargo build --release --workspace
+tests "tests in virtual machines" cargo test -p magpie-tests --no-fail-fast -- --test-threads=1
+
+for failure in "${failures[@]}"; do
+	echo "failed: $failure"
+done
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
