@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * intf.h - what the kernel side and the user side of scx_magpie share.
+ *
+ * Only plain C types that bindgen and the BPF compiler agree on. User space
+ * fills the topology before load; the BPF side counts events per CPU and user
+ * space sums them.
+ */
+#ifndef __MAGPIE_INTF_H
+#define __MAGPIE_INTF_H
+
+#ifndef __VMLINUX_H__
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int s32;
+typedef long long s64;
+typedef _Bool bool;
+#endif
+
+enum magpie_limits {
+	MAX_CPUS = 4096,
+	MAX_LLCS = 512,
+	MAX_NODES = 64,
+
+	/* One place for each CPU, and room to start each LLC on a new line. */
+	CPUS_PER_LINE = 8,
+	MAX_PLACES = MAX_CPUS + MAX_LLCS * CPUS_PER_LINE,
+	MAX_LINES = MAX_PLACES / CPUS_PER_LINE,
+
+	NO_PLACE = 0xffff,
+};
+
+/* How far away work was found; each distance has its own measured cost. */
+enum magpie_distance {
+	DISTANCE_SIBLING,
+	DISTANCE_LLC,
+	DISTANCE_NODE,
+	DISTANCE_REMOTE,
+	NR_DISTANCES,
+};
+
+/*
+ * Events, counted on the CPU where they happen, on a line of its own. Names
+ * and order are known to stats.rs through the generated bindings.
+ */
+enum magpie_event {
+	EVENT_WAKE_IDLE, /* wakeup placed directly on an idle CPU */
+	EVENT_ENQUEUE, /* task put into a CPU's queue */
+	EVENT_DISPATCH, /* task taken from the own queue */
+	EVENT_KEEP, /* running task kept for another slice */
+	EVENT_PREEMPT, /* wakeup preempted the running task */
+	EVENT_STEAL_ATTEMPT, /* search for work in other queues */
+	EVENT_STEAL_SIBLING, /* task taken from the own core's sibling */
+	EVENT_STEAL_LLC, /* task taken from the own LLC */
+	EVENT_STEAL_NODE, /* task taken from another LLC of the node */
+	EVENT_STEAL_REMOTE, /* task taken from another node */
+	EVENT_STEAL_GATED, /* search not made: shorter idle than its cost */
+	EVENT_STEAL_NS, /* time spent in searches, ns */
+	EVENT_ROTATE, /* task pulled by a busy CPU to even out service */
+	EVENT_KICK_IDLE, /* idle CPU woken to take a waiting task */
+	EVENT_RESCUE, /* CPU found work in its queue while going idle */
+	NR_EVENTS,
+};
+
+/*
+ * Where a CPU is. Filled by user space for every possible CPU; CPUs that are
+ * offline at start carry user space's best guess.
+ *
+ * A *place* is a CPU's index in an order in which SMT siblings are adjacent,
+ * then the CPUs of an LLC, then the LLCs of a node. Each LLC starts at a
+ * multiple of CPUS_PER_LINE, so no two LLCs share a line of a sparsemask.
+ */
+struct cpu_topology {
+	u16 place;
+	u16 llc;
+	u16 node;
+	u16 core_first; /* place of the first sibling of the core */
+	u16 core_size; /* siblings in the core, 1 without SMT */
+	u16 capacity; /* 1..1024, the fastest CPU has 1024 */
+};
+
+struct llc_topology {
+	u16 first; /* place of its first CPU */
+	u16 size; /* places it has, used or not */
+	u16 node;
+	u16 next_in_node; /* ring of the LLCs of one node, to itself if alone */
+};
+
+#endif /* __MAGPIE_INTF_H */

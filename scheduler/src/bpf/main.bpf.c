@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * main.bpf.c - the operations of scx_magpie, each a few lines that call the
+ * mechanisms.
+ *
+ * One translation unit: separate BPF objects cost about one per cent and limit
+ * the number of arguments. Read in this order:
+ *
+ *   intf.h            limits, events, topology: shared with user space
+ *   state.bpf.h       what is known of each CPU and task, and who writes it
+ *   queue.bpf.h    0  a fair queue for each CPU
+ *   steal.bpf.h    1  an idle CPU takes waiting work at once
+ *   wakeup.bpf.h   2  where a woken task runs
+ *   idle.bpf.h     3  an average idle time that is true
+ *   balance.bpf.h  4  busy CPUs even out what idle ones cannot
+ *   portable/         their arithmetic, also compiled and tested natively
+ *
+ * The way of a task:
+ *
+ *   wakeup -> select_cpu -> idle CPU found: its local queue -> running
+ *                        -> none: enqueue -> queue of the CPU  -> dispatch
+ *                                                 ^                   |
+ *                                                 +-- slice used up --+
+ */
+#include <scx/common.bpf.h>
+#include "intf.h"
+
+char _license[] SEC("license") = "GPL";
+
+UEI_DEFINE(uei);
+
+#include "portable/average.h"
+#include "portable/sparsemask.h"
+#include "portable/weight.h"
+#include "state.bpf.h"
+#include "queue.bpf.h"
+#include "idle.bpf.h"
+#include "steal.bpf.h"
+#include "balance.bpf.h"
+#include "wakeup.bpf.h"
+
+s32 BPF_STRUCT_OPS(magpie_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake_flags)
+{
+	return place_wakeup(p, prev_cpu, wake_flags);
+}
+
+void BPF_STRUCT_OPS(magpie_enqueue, struct task_struct *p, u64 enq_flags)
+{
+	s32 cpu = scx_bpf_task_cpu(p);
+	struct task_state *ts = task_state(p);
+
+	if (!ts) {
+		scx_bpf_error("no state for %s[%d]", p->comm, p->pid);
+		return;
+	}
+
+	if (queue_task(p, ts, cpu, enq_flags) && !is_pinned(p))
+		set_overloaded(cpu, true);
+}
+
+void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
+{
+	struct cpu_state *state = state_of(cpu);
+
+	if (prev && is_runnable(prev)) {
+		struct task_state *ts = task_state(prev);
+
+		if (!ts)
+			return;
+
+		charge(prev, ts);
+		if (steal_enabled && pull_when_unbalanced(cpu))
+			return;
+
+		if (is_still_first(ts, cpu)) {
+			keep_running(prev, ts, state);
+			return;
+		}
+	}
+
+	if (scx_bpf_dsq_move_to_local(cpu, 0)) {
+		count_event(state, EVENT_DISPATCH, 1);
+		update_overloaded(cpu);
+		return;
+	}
+
+	set_overloaded(cpu, false);
+	if (!steal_enabled || (prev && is_runnable(prev)))
+		return;
+
+	if (steal_work(cpu))
+		return;
+
+	/* The search dropped the runqueue lock: something may have come. */
+	scx_bpf_dsq_move_to_local(cpu, 0);
+}
+
+void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
+{
+	s32 cpu = scx_bpf_task_cpu(p);
+	struct cpu_state *state = state_of(cpu);
+	struct task_state *ts = task_state(p);
+
+	if (!ts)
+		return;
+
+	/* Taken from another CPU's queue. */
+	if (ts->cpu != cpu)
+		join_clock(ts, cpu);
+
+	start_running(state, ts);
+}
+
+void BPF_STRUCT_OPS(magpie_stopping, struct task_struct *p, bool runnable)
+{
+	struct cpu_state *state = state_of(scx_bpf_task_cpu(p));
+	struct task_state *ts = task_state(p);
+
+	/* A real-time task may come next; a stale key would preempt in vain. */
+	if (state->preempt_key)
+		WRITE_ONCE(state->preempt_key, 0);
+
+	if (!ts)
+		return;
+
+	charge(p, ts);
+	if (!runnable)
+		end_burst(ts);
+}
+
+bool BPF_STRUCT_OPS(magpie_yield, struct task_struct *from, struct task_struct *to)
+{
+	struct task_state *ts = task_state(from);
+
+	if (ts)
+		ts->yielded = true;
+	scx_bpf_task_set_slice(from, 0);
+	return false;
+}
+
+/*
+ * The net under all of the above, once a tick on every busy CPU: a task that
+ * waits here while an allowed CPU idles is made known to that CPU. The first
+ * waiting task's affinity is tested before the kick; without that, thousands
+ * of kicks find nothing they may run.
+ */
+void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
+{
+	s32 cpu = scx_bpf_task_cpu(p);
+	struct task_struct *waiting;
+	s32 idle;
+
+	if (!scx_bpf_dsq_nr_queued(cpu)) {
+		set_overloaded(cpu, false);
+		return;
+	}
+
+	set_overloaded(cpu, true);
+
+	bpf_for_each(scx_dsq, waiting, cpu, 0)
+	{
+		if (is_pinned(waiting))
+			continue;
+
+		idle = scx_bpf_pick_idle_cpu(waiting->cpus_ptr, 0);
+		if (idle >= 0) {
+			WRITE_ONCE(state_of(idle)->must_search, 1);
+			count_event(state_of(cpu), EVENT_KICK_IDLE, 1);
+			scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
+		}
+		break;
+	}
+}
+
+void BPF_STRUCT_OPS(magpie_update_idle, s32 cpu, bool idle)
+{
+	struct cpu_state *state = state_of(cpu);
+
+	if (!idle) {
+		end_idle(state);
+		return;
+	}
+
+	begin_idle(state);
+
+	/*
+	 * The last moment at which a task could have slipped in unseen: the
+	 * search for work dropped the runqueue lock while this CPU did not yet
+	 * look idle to wakers. From here on they reschedule it themselves.
+	 */
+	if (scx_bpf_dsq_nr_queued(cpu)) {
+		count_event(state, EVENT_RESCUE, 1);
+		scx_bpf_kick_cpu(cpu, 0);
+	}
+}
+
+void BPF_STRUCT_OPS(magpie_set_weight, struct task_struct *p, u32 weight)
+{
+	struct task_state *ts = task_state(p);
+	u32 nice = p->static_prio - 100;
+
+	if (!ts)
+		return;
+
+	if (p->policy == SCHED_IDLE)
+		ts->rate = weight_to_rate(IDLE_POLICY_WEIGHT);
+	else if (nice < 40)
+		ts->rate = weight_to_rate(nice_to_weight[nice]);
+}
+
+s32 BPF_STRUCT_OPS(magpie_init_task, struct task_struct *p, struct scx_init_task_args *args)
+{
+	struct task_state *ts;
+
+	ts = bpf_task_storage_get(&task_states, p, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!ts)
+		return -ENOMEM;
+
+	ts->cpu = -1;
+	ts->rate = weight_to_rate(NICE_0_WEIGHT);
+	return 0;
+}
+
+void BPF_STRUCT_OPS(magpie_enable, struct task_struct *p)
+{
+	struct task_state *ts = task_state(p);
+
+	if (!ts)
+		return;
+
+	ts->cpu = -1;
+	ts->charged = p->se.sum_exec_runtime;
+}
+
+/*
+ * With these two the kernel does not end the scheduler on CPU hotplug. Nothing
+ * is to be done when a CPU comes: the topology covers every possible CPU.
+ */
+void BPF_STRUCT_OPS(magpie_cpu_online, s32 cpu)
+{
+}
+
+/*
+ * An offline CPU is not asked for work any more, so what waits in its queue
+ * would wait for ever. In its local queue the kernel pushes it away as it does
+ * with its own tasks.
+ */
+void BPF_STRUCT_OPS(magpie_cpu_offline, s32 cpu)
+{
+	struct task_struct *p;
+
+	bpf_for_each(scx_dsq, p, cpu, 0)
+		scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, SCX_DSQ_LOCAL_ON | cpu, 0);
+
+	set_overloaded(cpu, false);
+}
+
+s32 BPF_STRUCT_OPS_SLEEPABLE(magpie_init)
+{
+	s32 cpu, err;
+
+	bpf_for(cpu, 0, nr_cpus)
+	{
+		err = scx_bpf_create_dsq(cpu, topology_of(cpu)->node);
+		if (err) {
+			scx_bpf_error("cannot create the queue of CPU %d: %d", cpu, err);
+			return err;
+		}
+	}
+
+	return 0;
+}
+
+void BPF_STRUCT_OPS(magpie_exit, struct scx_exit_info *ei)
+{
+	UEI_RECORD(uei, ei);
+}
+
+SCX_OPS_DEFINE(magpie_ops,
+	       .select_cpu		= (void *)magpie_select_cpu,
+	       .enqueue			= (void *)magpie_enqueue,
+	       .dispatch		= (void *)magpie_dispatch,
+	       .running			= (void *)magpie_running,
+	       .stopping		= (void *)magpie_stopping,
+	       .yield			= (void *)magpie_yield,
+	       .tick			= (void *)magpie_tick,
+	       .update_idle		= (void *)magpie_update_idle,
+	       .set_weight		= (void *)magpie_set_weight,
+	       .init_task		= (void *)magpie_init_task,
+	       .enable			= (void *)magpie_enable,
+	       .cpu_online		= (void *)magpie_cpu_online,
+	       .cpu_offline		= (void *)magpie_cpu_offline,
+	       .init			= (void *)magpie_init,
+	       .exit			= (void *)magpie_exit,
+	       .flags			= SCX_OPS_KEEP_BUILTIN_IDLE | SCX_OPS_ENQ_EXITING |
+					  SCX_OPS_ENQ_MIGRATION_DISABLED |
+					  SCX_OPS_ALLOW_QUEUED_WAKEUP,
+	       .timeout_ms		= 30000,
+	       .name			= "magpie");

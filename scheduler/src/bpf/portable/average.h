@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * average.h - the moving average used for idle periods and search costs.
+ *
+ * A new sample weighs 1/8, as in the kernel's update_avg(): about the last
+ * eight samples matter, no history is kept, and there is no division.
+ */
+#ifndef __MAGPIE_AVERAGE_H
+#define __MAGPIE_AVERAGE_H
+
+#include "portable.h"
+
+#define AVERAGE_SHIFT 3
+
+static inline u64 average_add(u64 average, u64 sample)
+{
+	s64 diff = (s64)(sample - average);
+
+	return average + (diff >> AVERAGE_SHIFT);
+}
+
+#endif /* __MAGPIE_AVERAGE_H */

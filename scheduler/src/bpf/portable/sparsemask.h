@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * sparsemask.h - a bitmap that spreads its bits over cache lines.
+ *
+ * Why: CPUs announce their state (overloaded, idle) in masks that other CPUs
+ * visit at the same time. In a plain bitmap 512 CPUs share one cache line, and
+ * every announcement takes that line from every reader. Here a line carries
+ * only CPUS_PER_LINE bits, so that writers disturb few others.
+ *
+ * Source of the idea: the sparsemask of the series "steal tasks to improve CPU
+ * utilization" (RFC v5) on the Linux kernel list.
+ *
+ *   place    0 1 2 3 4 5 6 7   8 9 ...
+ *           +-----------------+-----------------+
+ *           | line 0, 64 byte | line 1, 64 byte | ...
+ *           +-----------------+-----------------+
+ *
+ * Setting a set bit and clearing a clear one write nothing. Set and clear are
+ * atomic against each other; a visit sees each bit as it was at some moment
+ * during the visit, which is all that a search for work needs.
+ *
+ * What it does not do: keep a summary of its lines. A visit reads every line of
+ * its range once and stops at every set bit; ranges are one LLC, which is a
+ * handful of lines, and a summary would be the shared line that this structure
+ * exists to avoid.
+ */
+#ifndef __MAGPIE_SPARSEMASK_H
+#define __MAGPIE_SPARSEMASK_H
+
+#include "portable.h"
+
+#define SPARSEMASK_BITS 8 /* bits a line; see docs/benchmarks for 2..64 */
+#define SPARSEMASK_LINE 64 /* bytes of a cache line */
+
+struct sparsemask_line {
+	u64 bits;
+} __attribute__((aligned(SPARSEMASK_LINE)));
+
+static inline u64 sparsemask_bit(u32 place)
+{
+	return 1ULL << (place % SPARSEMASK_BITS);
+}
+
+static inline bool sparsemask_line_test(const struct sparsemask_line *line, u32 place)
+{
+	return READ_ONCE(((struct sparsemask_line *)line)->bits) & sparsemask_bit(place);
+}
+
+/* Returns whether this call changed the bit. */
+static inline bool sparsemask_line_set(struct sparsemask_line *line, u32 place)
+{
+	u64 bit = sparsemask_bit(place);
+
+	if (READ_ONCE(line->bits) & bit)
+		return false;
+
+	return !(__sync_fetch_and_or(&line->bits, bit) & bit);
+}
+
+/* Returns whether this call changed the bit. */
+static inline bool sparsemask_line_clear(struct sparsemask_line *line, u32 place)
+{
+	u64 bit = sparsemask_bit(place);
+
+	if (!(READ_ONCE(line->bits) & bit))
+		return false;
+
+	return __sync_fetch_and_and(&line->bits, ~bit) & bit;
+}
+
+/*
+ * The position of the lowest set bit of a non-zero word. Written out because
+ * BPF has no instruction for it before cpu v4; SPARSEMASK_BITS is at most 64.
+ */
+static inline u32 sparsemask_lowest(u64 bits)
+{
+	u32 n = 0;
+
+	if (!(bits & 0xffffffffULL)) {
+		n += 32;
+		bits >>= 32;
+	}
+	if (!(bits & 0xffff)) {
+		n += 16;
+		bits >>= 16;
+	}
+	if (!(bits & 0xff)) {
+		n += 8;
+		bits >>= 8;
+	}
+	if (!(bits & 0xf)) {
+		n += 4;
+		bits >>= 4;
+	}
+	if (!(bits & 0x3)) {
+		n += 2;
+		bits >>= 2;
+	}
+	return n + !(bits & 0x1);
+}
+
+/*
+ * The first set place in [from, end), or end. nr_lines is the size of the
+ * array: a place beyond it does not exist, and the verifier wants to see that.
+ */
+static inline u32 sparsemask_next(struct sparsemask_line *lines, u32 nr_lines, u32 from, u32 end)
+{
+	u32 first = from / SPARSEMASK_BITS;
+	u32 last = (end + SPARSEMASK_BITS - 1) / SPARSEMASK_BITS;
+	u32 line;
+
+	for_bounded(line, first, last)
+	{
+		u64 bits;
+		u32 place;
+
+		if (line >= nr_lines)
+			break;
+
+		bits = READ_ONCE(lines[line].bits);
+		if (line == first)
+			bits &= ~0ULL << (from % SPARSEMASK_BITS);
+		if (!bits)
+			continue;
+
+		place = line * SPARSEMASK_BITS + sparsemask_lowest(bits);
+		return place < end ? place : end;
+	}
+
+	return end;
+}
+
+#endif /* __MAGPIE_SPARSEMASK_H */

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * queue.bpf.h - mechanism 0: a fair queue for each CPU.
+ *
+ * Idea (EEVDF, Linux kernel/sched/fair.c; Stoica and Abdel-Wahab 1995): each
+ * task has a virtual runtime that advances with CPU time over weight. A queue is
+ * ordered by *key* = vruntime + request, the virtual deadline by which the task
+ * should have had its next request of CPU time. The smallest key runs. The
+ * request is what the task is about to need: its average burst between two
+ * sleeps, at most one slice. So tasks that run briefly are due soon, get through
+ * a queue of CPU hogs, and still have no more than their share.
+ *
+ * Each CPU has one queue (the DSQ whose id is the CPU number) and a *clock*: the
+ * largest vruntime that a task had when it began to run there. Clocks of
+ * different CPUs are not comparable, so a task that changes its CPU takes along
+ * only its distance to the clock.
+ *
+ *   wakeup/fork                            slice used up
+ *        |                                      |
+ *   vruntime := clock + distance,          charge the CPU time
+ *   distance within [-credit, +debt]            |
+ *        |                                 smaller key waiting? --no--> keep it
+ *   CPU idle? --yes--> straight to it           | yes
+ *        | no                                   v
+ *   well before the running one? --yes--> preempt, else queue by key
+ *
+ * credit: what a sleeper may be ahead after a long sleep, so that it runs soon
+ * but cannot save up CPU time. debt: what it owes from before, so that a task
+ * cannot win by sleeping. The request is never more than one slice of virtual
+ * time: scaled up for light tasks, it would let heavy ones run for seconds
+ * before a light one is due at all.
+ *
+ * Only a task that has already used up a slice since it last slept is preempted
+ * by a wakeup (one in its first slice will probably sleep soon and leave by
+ * itself), and only after it has run for a while this time. Without that, tasks
+ * that wake many others (hackbench) are switched out at each of these wakeups.
+ *
+ * A task is only ever queued on the CPU whose runqueue it is on. Then the
+ * kernel's own wakeup path reschedules that CPU if it idles, under the runqueue
+ * lock, and no kick can be lost.
+ *
+ * What it does not do: real-time tasks (placed by the kernel), cpu.max.
+ */
+#ifndef __MAGPIE_QUEUE_BPF_H
+#define __MAGPIE_QUEUE_BPF_H
+
+const volatile u64 slice_ns = 3000000;
+const volatile bool preempt_enabled = true;
+
+/* How far before the running task a woken one must be to preempt it. */
+const volatile u64 preempt_margin_ns = 1000000;
+
+/* How long a task runs undisturbed once it has the CPU. */
+const volatile u64 preempt_protect_ns = 1000000;
+
+#define CREDIT_NS (slice_ns / 2)
+#define SHORTEST_REQUEST_NS 50000ULL
+
+/* Virtual time, but never more of it than the same span of real time. */
+static __always_inline u64 request(const struct task_state *ts)
+{
+	u64 need = ts->burst > ts->avg_burst ? ts->burst : ts->avg_burst;
+
+	if (need < SHORTEST_REQUEST_NS)
+		need = SHORTEST_REQUEST_NS;
+	else if (need > slice_ns)
+		need = slice_ns;
+
+	return ts->rate < NICE_0_RATE ? virtual_time(need, ts->rate) : need;
+}
+
+static __always_inline u64 key_of(const struct task_state *ts)
+{
+	return ts->vruntime + request(ts);
+}
+
+/*
+ * Bring a task's virtual runtime onto this CPU's clock. Bounded on both sides:
+ * without it a task that slept for an hour would hold the CPU for that long,
+ * and one from a CPU whose clock ran ahead would starve here.
+ */
+static __always_inline void join_clock(struct task_state *ts, s32 cpu)
+{
+	struct cpu_state *state = state_of(cpu);
+	s64 debt = 2 * virtual_time(slice_ns, ts->rate);
+	s64 credit = CREDIT_NS;
+	s64 distance = 0;
+
+	if (ts->cpu >= 0)
+		distance = (s64)(ts->vruntime - state_of(ts->cpu)->clock);
+
+	if (distance < -credit)
+		distance = -credit;
+	else if (distance > debt)
+		distance = debt;
+
+	ts->vruntime = state->clock + distance;
+	ts->cpu = cpu;
+}
+
+/* Account the CPU time since the last call. The kernel's sum is up to date here. */
+static __always_inline void charge(struct task_struct *p, struct task_state *ts)
+{
+	u64 sum = p->se.sum_exec_runtime;
+
+	u64 used = sum - ts->charged;
+
+	ts->vruntime += virtual_time(used, ts->rate);
+	ts->burst += used;
+	ts->charged = sum;
+}
+
+/* The task goes to sleep: its burst is complete. */
+static __always_inline void end_burst(struct task_state *ts)
+{
+	ts->avg_burst = average_add(ts->avg_burst, ts->burst);
+	ts->burst = 0;
+}
+
+static __always_inline void advance_clock(struct cpu_state *state, const struct task_state *ts)
+{
+	if (time_before(state->clock, ts->vruntime))
+		state->clock = ts->vruntime;
+}
+
+static __always_inline bool should_preempt(const struct task_struct *p,
+					   const struct task_state *ts,
+					   const struct cpu_state *state)
+{
+	u64 current_key = READ_ONCE(state->preempt_key);
+
+	if (!preempt_enabled || !current_key || p->policy == SCHED_BATCH)
+		return false;
+
+	return time_before(key_of(ts) + preempt_margin_ns, current_key) &&
+	       time_before(READ_ONCE(state->running_since) + preempt_protect_ns, scx_bpf_now());
+}
+
+/* Returns whether the task waits in the queue, rather than preempting. */
+static __always_inline bool queue_task(struct task_struct *p, struct task_state *ts, s32 cpu,
+				       u64 enq_flags)
+{
+	struct cpu_state *here = state_of(bpf_get_smp_processor_id());
+	struct cpu_state *state = state_of(cpu);
+
+	if (ts->cpu != cpu || (enq_flags & SCX_ENQ_WAKEUP)) {
+		join_clock(ts, cpu);
+
+		if ((enq_flags & SCX_ENQ_WAKEUP) && should_preempt(p, ts, state)) {
+			count_event(here, EVENT_PREEMPT, 1);
+			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns,
+					   enq_flags | SCX_ENQ_PREEMPT);
+			return false;
+		}
+	}
+
+	count_event(here, EVENT_ENQUEUE, 1);
+	scx_bpf_dsq_insert_vtime(p, cpu, slice_ns, key_of(ts), enq_flags);
+	return true;
+}
+
+/* The smallest key in a CPU's queue; false if the queue is empty. */
+static __always_inline bool peek_key(s32 cpu, u64 *key)
+{
+	struct task_struct *p;
+	bool found = false;
+
+	bpf_for_each(scx_dsq, p, cpu, 0)
+	{
+		*key = p->scx.dsq_vtime;
+		found = true;
+		break;
+	}
+
+	return found;
+}
+
+/* Whether a task whose slice is used up is still the one that should run. */
+static __always_inline bool is_still_first(struct task_state *ts, s32 cpu)
+{
+	u64 key;
+
+	if (!peek_key(cpu, &key))
+		return true;
+
+	if (ts->yielded)
+		return false;
+
+	return time_before(key_of(ts), key);
+}
+
+/* Publish to wakers how soon the task that runs now could be preempted. */
+static __always_inline void start_running(struct cpu_state *state, struct task_state *ts)
+{
+	u64 key = ts->burst < slice_ns ? 0 : key_of(ts);
+
+	ts->yielded = false;
+	advance_clock(state, ts);
+	if (state->preempt_key != key)
+		WRITE_ONCE(state->preempt_key, key);
+	if (key)
+		state->running_since = scx_bpf_now();
+}
+
+static __always_inline void keep_running(struct task_struct *p, struct task_state *ts,
+					 struct cpu_state *state)
+{
+	start_running(state, ts);
+	scx_bpf_task_set_slice(p, slice_ns);
+	count_event(state, EVENT_KEEP, 1);
+}
+
+#endif /* __MAGPIE_QUEUE_BPF_H */

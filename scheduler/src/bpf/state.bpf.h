@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * state.bpf.h - what is known of each CPU and each task, and who writes it.
+ *
+ * cpu_state is laid out by writer: the first line is written by its own CPU on
+ * every context switch and read by wakers elsewhere; the events have lines of
+ * their own because only their CPU and, seldom, the statistics read them.
+ */
+#ifndef __MAGPIE_STATE_BPF_H
+#define __MAGPIE_STATE_BPF_H
+
+/* From the kernel's uapi, which vmlinux.h does not carry. */
+#define SCHED_BATCH 3
+#define SCHED_IDLE 5
+
+/* Topology and limits: written by user space before load, constant after. */
+const volatile u32 nr_cpus = 1;
+const volatile u32 nr_llcs = 1;
+const volatile u32 nr_places = 1;
+const volatile struct cpu_topology cpu_topology[MAX_CPUS];
+const volatile struct llc_topology llc_topology[MAX_LLCS];
+const volatile u16 cpu_at_place[MAX_PLACES];
+
+struct cpu_state {
+	/* Line 0: own CPU writes, wakers read. */
+	u64 clock; /* virtual time of this runqueue: where new tasks join */
+	u64 preempt_key; /* key of the running task, 0: not to be preempted */
+	u64 running_since; /* valid while preempt_key is set */
+
+	/* Line 1: own CPU only. */
+	u64 idle_since __attribute__((aligned(64))); /* 0 while busy */
+	u64 search_began; /* stamp of the last search for work */
+	u64 avg_idle; /* moving average of idle periods, ns */
+	u64 steal_cost[NR_DISTANCES]; /* moving average of searches, ns */
+	u64 next_balance; /* when a busy CPU looks around again */
+	u32 must_search; /* kicked for work: do not gate the next search */
+
+	/* Lines 2..: own CPU only, summed by user space. */
+	u64 events[NR_EVENTS] __attribute__((aligned(64)));
+} __attribute__((aligned(64)));
+
+struct cpu_state cpu_states[MAX_CPUS];
+
+/*
+ * The mask tells the verifier the bound without a branch or a NULL check at
+ * every use; CPU numbers from the kernel are always below MAX_CPUS.
+ */
+static __always_inline struct cpu_state *state_of(s32 cpu)
+{
+	return &cpu_states[cpu & (MAX_CPUS - 1)];
+}
+
+static __always_inline const volatile struct cpu_topology *topology_of(s32 cpu)
+{
+	return &cpu_topology[cpu & (MAX_CPUS - 1)];
+}
+
+static __always_inline const volatile struct llc_topology *llc_of(u32 llc)
+{
+	return &llc_topology[llc & (MAX_LLCS - 1)];
+}
+
+/* The CPU at a place, or NO_PLACE. */
+static __always_inline u32 place_to_cpu(u32 place)
+{
+	if (place >= MAX_PLACES)
+		return NO_PLACE;
+
+	return cpu_at_place[place];
+}
+
+static __always_inline void count_event(struct cpu_state *state, enum magpie_event event, u64 n)
+{
+	state->events[event] += n;
+}
+
+struct task_state {
+	u64 vruntime; /* on the clock of @cpu */
+	u64 charged; /* se.sum_exec_runtime up to where vruntime counts */
+	u64 burst; /* CPU time since the last sleep, ns */
+	u64 avg_burst; /* its moving average */
+	u64 rate; /* virtual ns per ns, see portable/weight.h */
+	s32 cpu; /* whose clock vruntime is on, -1 before the first run */
+	bool yielded; /* gave up its turn: do not keep it running */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct task_state);
+} task_states SEC(".maps");
+
+static __always_inline struct task_state *task_state(struct task_struct *p)
+{
+	return bpf_task_storage_get(&task_states, p, NULL, 0);
+}
+
+static __always_inline bool is_runnable(const struct task_struct *p)
+{
+	return p->scx.flags & SCX_TASK_QUEUED;
+}
+
+static __always_inline bool is_pinned(const struct task_struct *p)
+{
+	return p->nr_cpus_allowed == 1 || is_migration_disabled(p);
+}
+
+#endif /* __MAGPIE_STATE_BPF_H */

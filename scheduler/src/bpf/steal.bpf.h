@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * steal.bpf.h - mechanism 1: an idle CPU takes waiting work at once.
+ *
+ * Idea ("steal tasks to improve CPU utilization", RFC v5, Linux kernel list):
+ * the kernel's newidle balance walks the domains and adds up statistics of all
+ * CPUs, so it must be rationed, and CPUs idle beside waiting tasks. A map of
+ * overloaded CPUs makes the search so cheap that it can always be made. The
+ * maintainers' objection was that newidle should be fixed rather than doubled:
+ * here this *is* newidle.
+ *
+ *   own queue empty
+ *        |
+ *   shorter idle than a search costs? --yes--> idle; a busy CPU's tick kicks
+ *        | no                                  us if work still waits then
+ *   siblings -> LLC -> LLCs of the node -> other nodes
+ *        |       each starting at its own position
+ *   first overloaded CPU: first task in queue order that may run here
+ *        |
+ *   own queue once more (the runqueue lock was dropped in between)
+ *
+ * The map is written only by the CPU that a bit stands for, under its runqueue
+ * lock, so set and clear cannot race: a thief that emptied a queue leaves the
+ * bit to its owner, and the next thief pays one look into an empty queue. (A
+ * thief that cleared it would race with an insert that is carried out only
+ * after ops.enqueue() returned, and hide the task from everybody.)
+ *
+ * What it does not do: pick the busiest queue. Any work beats none.
+ */
+#ifndef __MAGPIE_STEAL_BPF_H
+#define __MAGPIE_STEAL_BPF_H
+
+const volatile bool steal_enabled = true;
+const volatile bool steal_gate_enabled = true;
+
+/* Written by the CPU at each place, visited by CPUs that look for work. */
+struct sparsemask_line overloaded[MAX_LINES];
+
+static __always_inline void set_overloaded(s32 cpu, bool is_overloaded)
+{
+	u32 place = topology_of(cpu)->place;
+	u32 line = place / SPARSEMASK_BITS;
+
+	if (line >= MAX_LINES)
+		return;
+
+	if (is_overloaded)
+		sparsemask_line_set(&overloaded[line], place);
+	else
+		sparsemask_line_clear(&overloaded[line], place);
+}
+
+/* Make the map agree with the queue. Caller holds the runqueue lock of @cpu. */
+static __always_inline void update_overloaded(s32 cpu)
+{
+	set_overloaded(cpu, scx_bpf_dsq_nr_queued(cpu) > 0);
+}
+
+/* Global function: the verifier proves it once, not at every use. */
+__noinline u32 next_overloaded(u32 from, u32 end)
+{
+	return sparsemask_next(overloaded, MAX_LINES, from, end);
+}
+
+/* Visit the overloaded CPUs of [from, end) until one gives a task. */
+__noinline bool steal_from_range(s32 thief, u32 from, u32 end)
+{
+	u32 place = from;
+	bool found = false;
+	u32 i;
+
+	bpf_for(i, 0, MAX_PLACES)
+	{
+		u32 victim;
+
+		place = next_overloaded(place, end);
+		if (place >= end)
+			break;
+
+		victim = place_to_cpu(place);
+		if (victim != NO_PLACE && victim != thief &&
+		    scx_bpf_dsq_move_to_local(victim, 0)) {
+			found = true;
+			break;
+		}
+
+		place++;
+	}
+
+	return found;
+}
+
+/* All of an LLC, beginning at @start so that thieves do not converge. */
+static __always_inline bool steal_from_llc(s32 thief, u32 llc, u32 start)
+{
+	u32 first = llc_of(llc)->first;
+	u32 end = first + llc_of(llc)->size;
+
+	if (start < first || start >= end)
+		start = first;
+
+	return steal_from_range(thief, start, end) || steal_from_range(thief, first, start);
+}
+
+/* Where in another LLC a thief begins: not where its neighbours begin. */
+static __always_inline u32 spread_start(s32 thief, u32 llc)
+{
+	u32 size = llc_of(llc)->size;
+
+	return llc_of(llc)->first + (size ? (u32)thief % size : 0);
+}
+
+/* The other LLCs of the own node: a ring, so every CPU starts elsewhere. */
+__noinline bool steal_from_node(s32 thief)
+{
+	u32 own = topology_of(thief)->llc;
+	u32 llc = own;
+	bool found = false;
+	u32 i;
+
+	bpf_for(i, 0, MAX_LLCS)
+	{
+		llc = llc_of(llc)->next_in_node;
+		if (llc == own)
+			break;
+
+		found = steal_from_llc(thief, llc, spread_start(thief, llc));
+		if (found)
+			break;
+	}
+
+	return found;
+}
+
+__noinline bool steal_from_remote(s32 thief)
+{
+	u32 own = topology_of(thief)->llc;
+	u32 node = topology_of(thief)->node;
+	bool found = false;
+	u32 i;
+
+	bpf_for(i, 1, nr_llcs)
+	{
+		u32 llc = own + i;
+
+		if (llc >= nr_llcs)
+			llc -= nr_llcs;
+		if (llc_of(llc)->node == node)
+			continue;
+
+		found = steal_from_llc(thief, llc, spread_start(thief, llc));
+		if (found)
+			break;
+	}
+
+	return found;
+}
+
+static __always_inline bool steal_at(s32 thief, enum magpie_distance distance)
+{
+	const volatile struct cpu_topology *topology = topology_of(thief);
+
+	switch (distance) {
+	case DISTANCE_SIBLING:
+		return topology->core_size > 1 &&
+		       steal_from_range(thief, topology->core_first,
+					topology->core_first + topology->core_size);
+	case DISTANCE_LLC:
+		return steal_from_llc(thief, topology->llc, topology->place + 1);
+	case DISTANCE_NODE:
+		return steal_from_node(thief);
+	default:
+		return steal_from_remote(thief);
+	}
+}
+
+/*
+ * Look for work near, then further away, as long as this CPU's idle periods are
+ * longer than the search has cost so far at that distance.
+ */
+static __always_inline bool steal_work(s32 cpu)
+{
+	struct cpu_state *state = state_of(cpu);
+	bool must_search = state->must_search || !steal_gate_enabled;
+	u64 began = scx_bpf_now();
+	u64 before = began;
+	bool found = false;
+	int distance;
+
+	state->must_search = 0;
+	state->search_began = began;
+	count_event(state, EVENT_STEAL_ATTEMPT, 1);
+
+	bpf_for(distance, DISTANCE_SIBLING, NR_DISTANCES)
+	{
+		u64 now;
+
+		if (distance < 0 || distance >= NR_DISTANCES)
+			break;
+
+		if (!must_search && state->avg_idle < state->steal_cost[distance]) {
+			count_event(state, EVENT_STEAL_GATED, 1);
+			break;
+		}
+
+		found = steal_at(cpu, distance);
+		now = scx_bpf_now();
+		state->steal_cost[distance] =
+			average_add(state->steal_cost[distance], now - before);
+		before = now;
+		if (found) {
+			count_event(state, EVENT_STEAL_SIBLING + distance, 1);
+			break;
+		}
+	}
+
+	count_event(state, EVENT_STEAL_NS, before - began);
+	return found;
+}
+
+#endif /* __MAGPIE_STEAL_BPF_H */
