@@ -16,7 +16,7 @@
 //!
 //! - From the moment somebody sends a reschedule interrupt to idle CPU C, or an interrupt wakes it,
 //!   until it answers (goes back to an idle state, or switches) C is not available: all that the
-//!   scheduler can do was done.
+//!   scheduler can do was done. If it goes back to sleep, that time is a hole in the stretch.
 //! - A busy CPU has an event each tick. A gap of more than a tick and a half in which a busy CPU
 //!   shows no sign of life, or in which a kicked one does not answer, is the host's: it is taken off
 //!   the stretch if it concerns the CPU that holds the task or the CPU that woke it.
@@ -123,12 +123,21 @@ struct Task {
     class: Option<usize>,
 }
 
-/// All tasks with one affinity.
+/// All tasks with one affinity. As long as a CPU is available the class is *open*: its queued tasks
+/// are in a stretch. When the last one was kicked and has not answered it is *paused*; what follows
+/// decides whether that was the end of the stretches (it takes a task) or a hole in them (it goes
+/// back to sleep).
 struct Class {
     cpus: CpuSet,
     available: usize,
-    /// Since when at least one CPU of the class is available.
+    /// CPUs of the class that were kicked while idle and have not answered.
+    pending: usize,
+    /// Open since; none while closed.
     since: Option<u64>,
+    /// Paused since.
+    paused: Option<u64>,
+    /// Past pauses since it is open, oldest first.
+    holes: Vec<(u64, u64)>,
     /// One of the available CPUs, for the report.
     example: usize,
     queued: HashSet<i32>,
@@ -147,8 +156,16 @@ struct Cpu {
 }
 
 impl Cpu {
+    fn is_idle(&self) -> bool {
+        self.online && self.judged && self.idle
+    }
+
     fn is_available(&self) -> bool {
-        self.online && self.judged && self.idle && self.kicked.is_none()
+        self.is_idle() && self.kicked.is_none()
+    }
+
+    fn is_pending(&self) -> bool {
+        self.is_idle() && self.kicked.is_some()
     }
 }
 
@@ -251,8 +268,11 @@ impl<'a> Tracker<'a> {
                     }
                     self.change_task(next, now, State::Running);
                 }
-                self.answer(cpu, now);
-                self.change_cpu(cpu, now, |c| c.idle = next == 0);
+                self.note_answer(cpu, now);
+                self.change_cpu(cpu, now, |c| {
+                    c.kicked = None;
+                    c.idle = next == 0;
+                });
             }
             Event::Wakeup { pid, target, is_rt } => {
                 let state = self.task(pid).state;
@@ -281,7 +301,10 @@ impl<'a> Tracker<'a> {
                 self.task(child).class = class;
             }
             Event::Kick { target } => self.kick(target, now),
-            Event::IdleEnter => self.answer(cpu, now),
+            Event::IdleEnter => {
+                self.note_answer(cpu, now);
+                self.change_cpu(cpu, now, |c| c.kicked = None);
+            }
             Event::Affinity {
                 pid,
                 ref cpus,
@@ -325,14 +348,22 @@ impl<'a> Tracker<'a> {
         if let Some(found) = self.classes.iter().position(|class| class.cpus == *cpus) {
             return found;
         }
+        let member = |c: &usize| cpus.contains(*c);
         let available: Vec<usize> = (0..self.cpus.len())
-            .filter(|c| cpus.contains(*c) && self.cpus[*c].is_available())
+            .filter(member)
+            .filter(|c| self.cpus[*c].is_available())
             .collect();
+        let pending = (0..self.cpus.len())
+            .filter(member)
+            .filter(|c| self.cpus[*c].is_pending());
         self.classes.push(Class {
             cpus: cpus.clone(),
             available: available.len(),
+            pending: pending.count(),
             // A class that is new to us has been in nobody's way so far.
             since: available.first().map(|_| self.setting.start),
+            paused: None,
+            holes: Vec::new(),
             example: available.first().copied().unwrap_or(0),
             queued: HashSet::new(),
         });
@@ -384,63 +415,68 @@ impl<'a> Tracker<'a> {
         let Some(entry) = self.cpus.get_mut(cpu) else {
             return;
         };
-        let before = entry.is_available();
+        let before = (entry.is_available(), entry.is_pending());
         change(entry);
-        let after = entry.is_available();
+        let after = (entry.is_available(), entry.is_pending());
         if before == after {
             return;
         }
-        for class in 0..self.classes.len() {
-            if !self.classes[class].cpus.contains(cpu) {
-                continue;
-            }
-            if after {
-                let class = &mut self.classes[class];
-                class.available += 1;
-                if class.since.is_none() {
-                    class.since = Some(now);
+        for index in 0..self.classes.len() {
+            let class = &mut self.classes[index];
+            if class.cpus.contains(cpu) {
+                class.available = class.available + usize::from(after.0) - usize::from(before.0);
+                class.pending = class.pending + usize::from(after.1) - usize::from(before.1);
+                if after.0 && class.available == 1 {
                     class.example = cpu;
                 }
-            } else {
-                self.classes[class].available -= 1;
-                if self.classes[class].available == 0 {
-                    self.close_class(class, now);
-                }
+                self.settle_class(index, now);
             }
         }
     }
 
-    /// No CPU of the class is available any more: every stretch of its queued tasks ends.
-    fn close_class(&mut self, class: usize, now: u64) {
-        let Some(since) = self.classes[class].since else {
-            return;
-        };
-        // Too short for any stretch within it to matter: this keeps the common case, a CPU that
-        // blinks idle, free of a walk over all queued tasks.
-        if now - since > self.setting.threshold_ns.min(self.found.longest_ns) {
-            let queued: Vec<i32> = self.classes[class].queued.iter().copied().collect();
-            for pid in queued {
-                let state = self.task(pid).state;
-                self.close_stretch(pid, state, class, now);
+    /// Opens, pauses or closes a class after its counts have changed.
+    fn settle_class(&mut self, index: usize, now: u64) {
+        let class = &mut self.classes[index];
+        if class.available > 0 {
+            class.since.get_or_insert(now);
+            class
+                .holes
+                .extend(class.paused.take().map(|paused| (paused, now)));
+        } else if class.pending > 0 {
+            class.paused = class.paused.or(class.since.map(|_| now));
+        } else if let Some(since) = class.since {
+            let end = class.paused.unwrap_or(now);
+            // When it is too short for any stretch within it to matter: this keeps the common case,
+            // a CPU that blinks idle, free of a walk over all queued tasks.
+            if end - since > self.setting.threshold_ns.min(self.found.longest_ns) {
+                let queued: Vec<i32> = class.queued.iter().copied().collect();
+                for pid in queued {
+                    let state = self.task(pid).state;
+                    self.close_stretch(pid, state, index, now);
+                }
             }
+            let class = &mut self.classes[index];
+            (class.since, class.paused) = (None, None);
+            class.holes.clear();
         }
-        self.classes[class].since = None;
     }
 
     fn close_stretch(&mut self, pid: i32, state: State, class: usize, now: u64) {
         let State::Queued { since, cpu, waker } = state else {
             return;
         };
-        let Some(available_since) = self.classes[class].since else {
+        let class = &self.classes[class];
+        let Some(open_since) = class.since else {
             return;
         };
-        let start = since.max(available_since);
-        let length = now.saturating_sub(start);
+        let start = since.max(open_since);
+        let end = class.paused.unwrap_or(now);
+        let length = end.saturating_sub(start);
         if length <= self.setting.threshold_ns.min(self.found.longest_ns) {
             return;
         }
-        let host_ns = self.host_time(&[cpu, waker], start, now).min(length);
-        let idle_cpu = self.classes[class].example;
+        let host_ns = self.host_time(&class.holes, &[cpu, waker], start, end);
+        let idle_cpu = class.example;
         let stretch = Stretch {
             pid,
             cpu,
@@ -481,30 +517,30 @@ impl<'a> Tracker<'a> {
         });
     }
 
-    /// A kicked CPU shows that it is awake: it is available again if it stays idle.
-    fn answer(&mut self, cpu: usize, now: u64) {
-        let Some(kicked) = self.cpus.get(cpu).and_then(|c| c.kicked) else {
+    /// A kicked CPU shows that it is awake: was it late?
+    fn note_answer(&mut self, cpu: usize, now: u64) {
+        let Some(entry) = self.cpus.get_mut(cpu) else {
             return;
         };
-        let late = now - kicked;
-        self.found.slowest_answer_ns = self.found.slowest_answer_ns.max(late);
-        if late > self.setting.tick_ns / 4 {
-            self.cpus[cpu].gaps.push((kicked, now));
+        let Some(kicked) = entry.kicked else { return };
+        self.found.slowest_answer_ns = self.found.slowest_answer_ns.max(now - kicked);
+        if now - kicked > self.setting.tick_ns / 4 {
+            entry.gaps.push((kicked, now));
         }
-        self.change_cpu(cpu, now, |c| c.kicked = None);
     }
 
-    /// How much of `start..end` the host did not run (some of) the given CPUs.
-    fn host_time(&self, cpus: &[usize], start: u64, end: u64) -> u64 {
-        let mut gaps = Vec::new();
+    /// How much of `start..end` is in the given holes or in gaps of the given CPUs.
+    fn host_time(&self, holes: &[(u64, u64)], cpus: &[usize], start: u64, end: u64) -> u64 {
+        let within = |gaps: &[(u64, u64)]| -> Vec<(u64, u64)> {
+            gaps.iter()
+                .rev()
+                .take_while(|gap| gap.1 > start)
+                .copied()
+                .collect()
+        };
+        let mut gaps = within(holes);
         for cpu in cpus.iter().filter_map(|cpu| self.cpus.get(*cpu)) {
-            gaps.extend(
-                cpu.gaps
-                    .iter()
-                    .rev()
-                    .take_while(|gap| gap.1 > start)
-                    .copied(),
-            );
+            gaps.extend(within(&cpu.gaps));
             if let Some(kicked) = cpu.kicked {
                 gaps.push((kicked, end));
             } else if !cpu.idle

@@ -253,16 +253,31 @@ fn a_kicked_cpu_that_does_not_answer_is_late_not_idle() {
     let found = run(&setting(40), records.clone());
     assert!(found.violations.is_empty(), "{found:?}");
     assert_eq!(found.slowest_answer_ns, 18 * MS);
-    // It answers at 13 ms but takes nothing: stranded from then on.
+    // It answers at 13 ms but takes nothing: stranded, apart from the hole.
     records.push(at(13, 1, Event::IdleEnter));
+    let found = run(&setting(40), records);
+    assert_eq!(found.violations.len(), 1);
+    assert_eq!(
+        (found.violations[0].ns, found.violations[0].host_ns),
+        (20 * MS, MS)
+    );
+}
+
+#[test]
+fn interrupts_on_an_idle_cpu_do_not_hide_a_stranded_task() {
+    let mut records = stranded_until(30);
+    for ms in 11..29 {
+        records.push(at(ms, 1, Event::Sign));
+        records.push(at(ms, 1, Event::IdleEnter));
+    }
     let found = run(&setting(40), records);
     assert_eq!(
         found
             .violations
             .iter()
-            .map(|s| s.ns / MS)
+            .map(|s| s.own_ns() / MS)
             .collect::<Vec<_>>(),
-        [17]
+        [20]
     );
 }
 
