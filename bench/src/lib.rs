@@ -1,5 +1,28 @@
 //! Measures schedulers: interleaved, with statistics.
+//!
+//! ```text
+//!   workloads.toml    --sched list         --in vm | host
+//!        |                 |                     |
+//!     workload         candidate               place        commands, schedulers, /proc
+//!        |                 |                     |
+//!        +------------> runner <-----------------+
+//!                          |  samples, counters
+//!                        report  ---------------> JSON file (raw samples)
+//!                          |
+//!              stats --> table, compare           text, Markdown, exit code
+//! ```
+//!
+//! The report keeps raw samples; every average and verdict is computed from them by `stats`.
+
+pub mod candidate;
+pub mod cli;
 pub mod compare;
+pub mod counters;
+pub mod interrupt;
+pub mod place;
+pub mod progress;
 pub mod report;
+pub mod runner;
 pub mod stats;
 pub mod table;
+pub mod workload;

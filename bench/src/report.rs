@@ -66,12 +66,6 @@ pub struct Row {
     pub failed: Option<String>,
 }
 
-impl Default for Better {
-    fn default() -> Self {
-        Self::Lower
-    }
-}
-
 impl Row {
     /// What a row is about, apart from the scheduler.
     pub fn test(&self) -> (&str, &str) {

@@ -26,10 +26,11 @@ pub const SIGNIFICANCE: f64 = 0.05;
 const EXACT_LIMIT: usize = 60;
 
 /// Which direction of a metric is an improvement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {
     /// Less is better (times, latencies, spreads).
+    #[default]
     Lower,
     /// More is better (rates).
     Higher,

@@ -1,0 +1,392 @@
+//! Where workloads run: on this host, or in a guest of the lab. The runner sees only [`Place`].
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use magpie_lab::guest::explain;
+use magpie_lab::{Guest, GuestOptions, Stream};
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+/// How a command ended.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ran {
+    /// Exit code; 0 is success.
+    pub code: i32,
+    /// Standard output and standard error together, in the order in which they came.
+    pub output: String,
+}
+
+/// Somewhere to run commands and schedulers.
+pub trait Place {
+    /// What the report says about the machine.
+    fn machine(&self) -> BTreeMap<String, Value>;
+    /// The kernel release.
+    fn kernel(&self) -> String;
+    /// Runs a command. An exit code is no error; not ending within `timeout` is one.
+    fn run(&mut self, argv: &[String], timeout: Duration) -> Result<Ran>;
+    /// Reads a file of /proc or /sys.
+    fn read(&mut self, path: &str) -> Result<String>;
+    /// Starts a scheduler and waits until the kernel has enabled it.
+    fn start_scheduler(&mut self, argv: &[String]) -> Result<()>;
+    /// Stops it and waits until the kernel is back on its own.
+    ///
+    /// # Errors
+    /// When it had ended by itself, with the kernel's reason.
+    fn stop_scheduler(&mut self) -> Result<()>;
+    /// Why the scheduler ended by itself; None while it runs.
+    fn scheduler_died(&mut self) -> Result<Option<String>>;
+}
+
+/// A booted guest.
+pub struct Vm {
+    guest: Guest,
+    machine: BTreeMap<String, Value>,
+}
+
+impl Vm {
+    /// Boots.
+    pub fn boot(options: &GuestOptions) -> Result<Self> {
+        let guest = Guest::boot(options)?;
+        let machine = BTreeMap::from([
+            ("in".into(), "vm".into()),
+            (
+                "machine".into(),
+                serde_json::to_value(&options.machine).context("encode the machine")?,
+            ),
+            (
+                "accelerator".into(),
+                serde_json::to_value(guest.accelerator()).context("encode the accelerator")?,
+            ),
+            ("cpus".into(), options.machine.cpus().into()),
+            ("host_cpus".into(), host_cpus().into()),
+        ]);
+        Ok(Self { guest, machine })
+    }
+}
+
+impl Place for Vm {
+    fn machine(&self) -> BTreeMap<String, Value> {
+        self.machine.clone()
+    }
+
+    fn kernel(&self) -> String {
+        self.guest.kernel_release().into()
+    }
+
+    fn run(&mut self, argv: &[String], timeout: Duration) -> Result<Ran> {
+        let mut output = Vec::new();
+        let result = self.guest.exec(argv, timeout, &mut |_: Stream, bytes| {
+            output.extend_from_slice(bytes)
+        })?;
+        Ok(Ran {
+            code: result.code,
+            output: String::from_utf8_lossy(&output).into_owned(),
+        })
+    }
+
+    fn read(&mut self, path: &str) -> Result<String> {
+        self.guest.capture(&["cat", path], Duration::from_secs(30))
+    }
+
+    fn start_scheduler(&mut self, argv: &[String]) -> Result<()> {
+        self.guest.start_scheduler(argv)
+    }
+
+    fn stop_scheduler(&mut self) -> Result<()> {
+        let exit = self.guest.stop_scheduler()?;
+        if exit.code != 0 {
+            bail!("the scheduler did not end cleanly: {}", explain(&exit));
+        }
+        Ok(())
+    }
+
+    fn scheduler_died(&mut self) -> Result<Option<String>> {
+        Ok(self.guest.scheduler_died()?.map(|exit| explain(&exit)))
+    }
+}
+
+/// This host.
+#[derive(Default)]
+pub struct Host {
+    scheduler: Option<HostScheduler>,
+}
+
+/// A scheduler that was started on this host; stopped when dropped, so that the host is back on the
+/// kernel's own scheduler however the bench ends.
+struct HostScheduler {
+    process: Child,
+    log: tempfile::NamedTempFile,
+}
+
+const STATE: &str = "/sys/kernel/sched_ext/state";
+
+fn host_cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn sched_ext_state() -> String {
+    fs::read_to_string(STATE)
+        .unwrap_or_default()
+        .trim()
+        .to_string()
+}
+
+impl Host {
+    /// This host, provided that no scheduler is loaded: the baseline would not be one.
+    pub fn new() -> Result<Self> {
+        if sched_ext_state() == "enabled" {
+            let name = fs::read_to_string("/sys/kernel/sched_ext/root/ops").unwrap_or_default();
+            bail!(
+                "the sched_ext scheduler {} is loaded on this host: stop it first",
+                name.trim()
+            );
+        }
+        Ok(Self::default())
+    }
+
+    /// Refuses what cannot work before anything is measured.
+    pub fn check_schedulers_possible() -> Result<()> {
+        if !Path::new(STATE).exists() {
+            bail!(
+                "this host's kernel has no sched_ext, so no scheduler can be loaded: measure in a guest with --in vm"
+            );
+        }
+        if !nix::unistd::geteuid().is_root() {
+            bail!("loading a scheduler on this host needs root: use sudo, or --in vm");
+        }
+        Ok(())
+    }
+}
+
+impl Place for Host {
+    fn machine(&self) -> BTreeMap<String, Value> {
+        let model = fs::read_to_string("/proc/cpuinfo")
+            .ok()
+            .and_then(|text| {
+                text.lines().find_map(|l| {
+                    Some(
+                        l.strip_prefix("model name")?
+                            .split_once(':')?
+                            .1
+                            .trim()
+                            .to_string(),
+                    )
+                })
+            })
+            .unwrap_or_default();
+        BTreeMap::from([
+            ("in".into(), "host".into()),
+            ("model".into(), model.into()),
+            ("cpus".into(), host_cpus().into()),
+        ])
+    }
+
+    fn kernel(&self) -> String {
+        fs::read_to_string("/proc/sys/kernel/osrelease")
+            .unwrap_or_default()
+            .trim()
+            .into()
+    }
+
+    fn run(&mut self, argv: &[String], timeout: Duration) -> Result<Ran> {
+        let [program, arguments @ ..] = argv else {
+            bail!("an empty command")
+        };
+        // A file, not a pipe: a full pipe would stop the workload. A process group of its own, so
+        // that all of a workload's processes can be ended.
+        let log = tempfile::NamedTempFile::new().context("make a temporary file")?;
+        let mut child = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(shared(&log)?)
+            .stderr(shared(&log)?)
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("run {program}"))?;
+        let deadline = Instant::now() + timeout;
+        let status = loop {
+            if let Some(status) = child.try_wait().context("wait for the workload")? {
+                break status;
+            }
+            if Instant::now() > deadline || crate::interrupt::is_requested() {
+                let _ = killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL);
+                let _ = child.wait();
+                bail!(
+                    "{argv:?} was ended: interrupted, or longer than {} s",
+                    timeout.as_secs()
+                );
+            }
+            // Long enough to disturb nothing: the workload measures its own time.
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        Ok(Ran {
+            code: status.code().unwrap_or(128),
+            output: read_log(&log),
+        })
+    }
+
+    fn read(&mut self, path: &str) -> Result<String> {
+        fs::read_to_string(path).with_context(|| format!("read {path}"))
+    }
+
+    fn start_scheduler(&mut self, argv: &[String]) -> Result<()> {
+        let [program, arguments @ ..] = argv else {
+            bail!("an empty scheduler command")
+        };
+        let log = tempfile::NamedTempFile::new().context("make a temporary file")?;
+        let process = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(shared(&log)?)
+            .stderr(shared(&log)?)
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("start the scheduler {program}"))?;
+        self.scheduler = Some(HostScheduler { process, log });
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while sched_ext_state() != "enabled" {
+            if let Some(why) = self.scheduler_died()? {
+                bail!("{program} ended before it was enabled: {why}");
+            }
+            if Instant::now() > deadline {
+                self.scheduler = None;
+                bail!("{program} was not enabled within 60 s");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    fn stop_scheduler(&mut self) -> Result<()> {
+        if let Some(why) = self.scheduler_died()? {
+            bail!("the scheduler had ended by itself: {why}");
+        }
+        let Some(mut scheduler) = self.scheduler.take() else {
+            bail!("no scheduler was started")
+        };
+        scheduler.stop()
+    }
+
+    fn scheduler_died(&mut self) -> Result<Option<String>> {
+        let Some(scheduler) = &mut self.scheduler else {
+            return Ok(None);
+        };
+        let Some(status) = scheduler
+            .process
+            .try_wait()
+            .context("look after the scheduler")?
+        else {
+            return Ok(None);
+        };
+        let why = format!("{status}\n{}", read_log(&scheduler.log));
+        self.scheduler = None;
+        Ok(Some(why))
+    }
+}
+
+impl HostScheduler {
+    fn stop(&mut self) -> Result<()> {
+        let pid = Pid::from_raw(self.process.id() as i32);
+        kill(pid, Signal::SIGINT).context("stop the scheduler")?;
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            let ended = self
+                .process
+                .try_wait()
+                .context("look after the scheduler")?;
+            match ended {
+                Some(status) if status.success() && sched_ext_state() != "enabled" => return Ok(()),
+                Some(status) if !status.success() => {
+                    bail!(
+                        "the scheduler did not end cleanly: {status}\n{}",
+                        read_log(&self.log)
+                    )
+                }
+                _ if Instant::now() > deadline => {
+                    bail!("the scheduler did not end within 30 s of SIGINT")
+                }
+                _ => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+}
+
+impl Drop for HostScheduler {
+    fn drop(&mut self) {
+        if matches!(self.process.try_wait(), Ok(None)) && self.stop().is_err() {
+            // The kernel unloads a scheduler whose process is gone.
+            let _ = self.process.kill();
+            let _ = self.process.wait();
+        }
+    }
+}
+
+/// A handle with the same position: two streams that are written through it do not overwrite each other.
+fn shared(log: &tempfile::NamedTempFile) -> Result<fs::File> {
+    log.as_file().try_clone().context("open a temporary file")
+}
+
+fn read_log(log: &tempfile::NamedTempFile) -> String {
+    let mut bytes = Vec::new();
+    let read = log
+        .reopen()
+        .and_then(|mut file| file.read_to_end(&mut bytes));
+    match read {
+        Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(error) => format!("(its output could not be read: {error})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<String> {
+        shell_words::split(line).unwrap()
+    }
+
+    #[test]
+    fn the_host_runs_commands_and_keeps_their_output() {
+        let mut host = Host::default();
+        let ran = host
+            .run(
+                &words("sh -c 'echo out; echo err >&2; exit 3'"),
+                Duration::from_secs(10),
+            )
+            .unwrap();
+        assert_eq!(
+            ran,
+            Ran {
+                code: 3,
+                output: "out\nerr\n".into()
+            }
+        );
+        assert!(
+            host.run(&words("no-such-program"), Duration::from_secs(1))
+                .is_err()
+        );
+        assert!(host.read("/proc/stat").unwrap().contains("ctxt"));
+    }
+
+    #[test]
+    fn a_command_that_hangs_is_ended_with_its_children() {
+        let mut host = Host::default();
+        let start = Instant::now();
+        let error = host
+            .run(
+                &words("sh -c 'sleep 60 & sleep 60'"),
+                Duration::from_millis(200),
+            )
+            .unwrap_err();
+        assert!(start.elapsed() < Duration::from_secs(10));
+        assert!(error.to_string().contains("longer than"), "{error}");
+    }
+}

@@ -1,0 +1,298 @@
+//! Runs the suite: every workload under every scheduler, round by round.
+//!
+//! ```text
+//!   round 0 (warm-up, dropped)   A: w1 w2 w3   B: w1 w2 w3   C: ...
+//!   round 1                      B: ...        C: ...        A: ...
+//!   round 2                      C: ...        A: ...        B: ...
+//! ```
+//!
+//! Interleaved, because a host drifts (other load, temperature, page cache): what drifts hits all
+//! schedulers alike. The order rotates, so that none always runs behind the same other one. After
+//! each scheduler's turn the report is complete up to there and can be saved.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+
+use crate::candidate::Candidate;
+use crate::counters::{Counters, Reading, mean};
+use crate::interrupt;
+use crate::place::Place;
+use crate::report::{Report, Row};
+use crate::workload::{Case, Workload};
+
+/// What to measure.
+pub struct Suite {
+    /// The baseline first.
+    pub candidates: Vec<Candidate>,
+    /// The workloads with their cases.
+    pub work: Vec<(Workload, Vec<Case>)>,
+    /// Rounds that count; one more is run before them and dropped.
+    pub rounds: usize,
+}
+
+/// Where a run stands, for whoever shows it.
+pub struct Step<'a> {
+    /// 0 is the warm-up.
+    pub round: usize,
+    /// The scheduler.
+    pub scheduler: &'a str,
+    /// Workload and arguments.
+    pub what: String,
+}
+
+/// Hears about the progress, and gets the report to save it.
+pub trait Watcher {
+    /// A run begins.
+    fn step(&mut self, step: &Step);
+    /// A run has ended (or was left out, because its scheduler had failed).
+    fn done(&mut self);
+    /// A scheduler's turn is over: the report is consistent now.
+    fn save(&mut self, report: &Report) -> Result<()>;
+    /// Something failed.
+    fn warn(&mut self, message: &str);
+}
+
+/// Everything collected about one candidate and case.
+#[derive(Default)]
+struct Cell {
+    /// For each metric, a value per round.
+    samples: Vec<Vec<f64>>,
+    counters: Vec<Counters>,
+    failed: Option<String>,
+}
+
+impl Suite {
+    /// Runs of workloads in all, for the progress bar.
+    pub fn runs(&self) -> usize {
+        (self.rounds + 1)
+            * self.candidates.len()
+            * self
+                .work
+                .iter()
+                .map(|(_, cases)| cases.len())
+                .sum::<usize>()
+    }
+
+    /// Runs everything into `report`. A scheduler or workload that fails marks its rows and is left
+    /// out from then on.
+    ///
+    /// # Errors
+    /// When the place itself fails (the guest hangs), on Ctrl-C, or when the report cannot be saved.
+    /// What was measured before is in `report` all the same.
+    pub fn run(
+        &self,
+        place: &mut dyn Place,
+        report: &mut Report,
+        watcher: &mut dyn Watcher,
+    ) -> Result<()> {
+        let cases: usize = self.work.iter().map(|(_, cases)| cases.len()).sum();
+        let mut cells: Vec<Vec<Cell>> = self
+            .candidates
+            .iter()
+            .map(|_| (0..cases).map(|_| Cell::default()).collect())
+            .collect();
+        for round in 0..=self.rounds {
+            for turn in 0..self.candidates.len() {
+                let index = (turn + round) % self.candidates.len();
+                let turn = self.turn(
+                    round,
+                    &self.candidates[index],
+                    &mut cells[index],
+                    place,
+                    watcher,
+                );
+                self.fill(report, &cells);
+                report.complete =
+                    turn.is_ok() && round == self.rounds && index == self.last_index();
+                watcher.save(report)?;
+                turn?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The candidate whose turn ends the last round.
+    fn last_index(&self) -> usize {
+        (self.candidates.len() - 1 + self.rounds) % self.candidates.len()
+    }
+
+    /// One scheduler's turn in a round: start, all workloads, stop.
+    fn turn(
+        &self,
+        round: usize,
+        candidate: &Candidate,
+        cells: &mut [Cell],
+        place: &mut dyn Place,
+        watcher: &mut dyn Watcher,
+    ) -> Result<()> {
+        let all_failed = cells.iter().all(|cell| cell.failed.is_some());
+        let mut dead = None;
+        if !all_failed && !candidate.is_baseline() {
+            if let Err(error) = place.start_scheduler(&candidate.argv) {
+                stop_if_interrupted()?;
+                dead = Some(format!("{error:#}"));
+            }
+        }
+        let started = !all_failed && dead.is_none() && !candidate.is_baseline();
+        let mut next = cells.iter_mut();
+        for (workload, cases) in &self.work {
+            for (case, cell) in cases.iter().zip(&mut next) {
+                stop_if_interrupted()?;
+                if dead.is_none() && cell.failed.is_none() {
+                    watcher.step(&Step {
+                        round,
+                        scheduler: &candidate.name,
+                        what: format!("{} {}", workload.name, case.label),
+                    });
+                    match measure(place, workload, case, candidate) {
+                        Ok((samples, counters)) if round > 0 => cell.add(&samples, counters),
+                        Ok(_) => {}
+                        Err(error) => {
+                            stop_if_interrupted()?;
+                            cell.failed = Some(format!("{error:#}"));
+                            watcher.warn(&format!(
+                                "{} under {}: {error:#}",
+                                workload.name, candidate.name
+                            ));
+                        }
+                    }
+                    // Also after a run that went well: under a dead scheduler it measured EEVDF.
+                    if started && let Some(why) = place.scheduler_died()? {
+                        dead = Some(format!(
+                            "the scheduler ended by itself while {} ran: {why}",
+                            workload.name
+                        ));
+                    }
+                }
+                watcher.done();
+            }
+        }
+        if let Some(why) = dead {
+            watcher.warn(&format!("{}: {why}", candidate.name));
+            for cell in cells.iter_mut() {
+                cell.failed.get_or_insert_with(|| why.clone());
+            }
+            // Reaps it; that it is dead is known.
+            let _ = place.stop_scheduler();
+        } else if started && let Err(error) = place.stop_scheduler() {
+            stop_if_interrupted()?;
+            watcher.warn(&format!("{}: {error:#}", candidate.name));
+            cells
+                .iter_mut()
+                .for_each(|cell| cell.failed = Some(format!("{error:#}")));
+        }
+        Ok(())
+    }
+
+    /// Makes the report's rows anew from what was collected.
+    fn fill(&self, report: &mut Report, cells: &[Vec<Cell>]) {
+        report.results.clear();
+        let mut column = 0;
+        for (workload, cases) in &self.work {
+            for case in cases {
+                for (m, metric) in workload.metric.iter().enumerate() {
+                    for (candidate, cells) in self.candidates.iter().zip(cells) {
+                        let cell = &cells[column];
+                        report.results.push(Row {
+                            workload: workload.name.clone(),
+                            case: metric.label(case),
+                            scheduler: candidate.name.clone(),
+                            samples: cell.samples.get(m).cloned().unwrap_or_default(),
+                            unit: metric.unit.clone(),
+                            better: metric.better,
+                            counters: mean(&cell.counters),
+                            failed: cell.failed.clone(),
+                        });
+                    }
+                }
+                column += 1;
+            }
+        }
+    }
+}
+
+impl Cell {
+    fn add(&mut self, samples: &[f64], counters: Counters) {
+        self.samples.resize(samples.len(), Vec::new());
+        for (list, sample) in self.samples.iter_mut().zip(samples) {
+            list.push(*sample);
+        }
+        self.counters.push(counters);
+    }
+}
+
+fn stop_if_interrupted() -> Result<()> {
+    if interrupt::is_requested() {
+        Err(anyhow!("interrupted"))
+    } else {
+        Ok(())
+    }
+}
+
+/// One run: its metrics, and what was counted meanwhile.
+fn measure(
+    place: &mut dyn Place,
+    workload: &Workload,
+    case: &Case,
+    candidate: &Candidate,
+) -> Result<(Vec<f64>, Counters)> {
+    let before = read_counters(place, candidate);
+    let ran = place.run(&case.argv, Duration::from_secs(workload.timeout_s))?;
+    let after = read_counters(place, candidate);
+    if ran.code != 0 {
+        return Err(anyhow!(
+            "{} ended with code {}:\n{}",
+            case.argv.join(" "),
+            ran.code,
+            ran.output.trim_end()
+        ));
+    }
+    let samples = workload
+        .metric
+        .iter()
+        .map(|metric| metric.read(&ran.output))
+        .collect::<Result<_>>()?;
+    Ok((samples, after.since(&before)))
+}
+
+/// Counters explain a result, they are not it: what cannot be read is left out.
+fn read_counters(place: &mut dyn Place, candidate: &Candidate) -> Reading {
+    let stat = place.read("/proc/stat").unwrap_or_default();
+    let schedstat = place.read("/proc/schedstat").unwrap_or_default();
+    let mut reading = Reading::parse(&stat, &schedstat);
+    if candidate.is_magpie()
+        && let Some(program) = candidate.argv.first()
+    {
+        let argv = [program.clone(), "--stats-json".into()];
+        if let Ok(ran) = place.run(&argv, Duration::from_secs(20))
+            && ran.code == 0
+            && let Ok(json) = serde_json::from_str(ran.output.trim())
+        {
+            reading.add_scheduler(&json);
+        }
+    }
+    reading
+}
+
+/// The options that the report keeps.
+pub fn options(suite: &Suite) -> BTreeMap<String, serde_json::Value> {
+    let schedulers: Vec<&str> = suite.candidates.iter().map(|c| c.name.as_str()).collect();
+    let commands: Vec<String> = suite
+        .work
+        .iter()
+        .flat_map(|(_, cases)| cases)
+        .map(|case| case.argv.join(" "))
+        .collect();
+    BTreeMap::from([
+        ("rounds".into(), suite.rounds.into()),
+        ("schedulers".into(), schedulers.into()),
+        ("commands".into(), commands.into()),
+        ("magpie".into(), env!("CARGO_PKG_VERSION").into()),
+    ])
+}
+
+#[cfg(test)]
+#[path = "runner_tests.rs"]
+mod tests;

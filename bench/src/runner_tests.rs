@@ -1,0 +1,115 @@
+//! The runner on the real host, with small shell commands as workloads.
+
+use super::*;
+use crate::place::Host;
+use crate::workload;
+
+/// Remembers everything.
+#[derive(Default)]
+struct Log {
+    steps: Vec<String>,
+    done: usize,
+    saved: Vec<usize>,
+    warnings: Vec<String>,
+}
+
+impl Watcher for Log {
+    fn step(&mut self, step: &Step) {
+        self.steps
+            .push(format!("{} {} {}", step.round, step.scheduler, step.what));
+    }
+    fn done(&mut self) {
+        self.done += 1;
+    }
+    fn save(&mut self, report: &Report) -> Result<()> {
+        self.saved
+            .push(report.results.iter().map(|row| row.samples.len()).sum());
+        Ok(())
+    }
+    fn warn(&mut self, message: &str) {
+        self.warnings.push(message.into());
+    }
+}
+
+fn suite(command: &str, candidates: &[&str]) -> Suite {
+    let text = format!(
+        "[[workload]]\nname = 'w'\nabout = ''\ntimeout_s = 10\ncommand = '''{command}'''\n\
+         metric = [{{ unit = 's', better = 'lower', after = 'Time:' }}]"
+    );
+    let workload = workload::load(Some(&text)).unwrap().pop().unwrap();
+    let cases = workload.cases(&BTreeMap::new()).unwrap();
+    let candidates = candidates
+        .iter()
+        // Without a program each is the host's own scheduler: the order is what is tested.
+        .map(|name| Candidate {
+            name: (*name).into(),
+            argv: Vec::new(),
+        })
+        .collect();
+    Suite {
+        candidates,
+        work: vec![(workload, cases)],
+        rounds: 3,
+    }
+}
+
+fn empty() -> Report {
+    Report::new(BTreeMap::new(), String::new(), BTreeMap::new())
+}
+
+#[test]
+fn rounds_are_interleaved_and_rotate_and_the_first_is_dropped() {
+    let suite = suite("sh -c 'echo Time: 1.5'", &["a", "b", "c"]);
+    let (mut report, mut log) = (empty(), Log::default());
+    suite
+        .run(&mut Host::default(), &mut report, &mut log)
+        .unwrap();
+    let order: Vec<String> = log.steps.iter().map(|step| step[..3].to_string()).collect();
+    assert_eq!(
+        order.join(","),
+        "0 a,0 b,0 c,1 b,1 c,1 a,2 c,2 a,2 b,3 a,3 b,3 c"
+    );
+    assert_eq!(log.done, suite.runs());
+    assert!(report.complete);
+    for row in &report.results {
+        assert_eq!(row.samples, [1.5; 3]);
+        assert!(
+            row.counters.contains_key("context_switches"),
+            "{:?}",
+            row.counters
+        );
+    }
+    // Saved after each turn, each time with what there was.
+    assert_eq!(log.saved, [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+}
+
+#[test]
+fn a_failing_workload_is_marked_and_left_out() {
+    let suite = suite("sh -c 'echo no memory; exit 4'", &["a", "b"]);
+    let (mut report, mut log) = (empty(), Log::default());
+    suite
+        .run(&mut Host::default(), &mut report, &mut log)
+        .unwrap();
+    assert_eq!(log.steps.len(), 2, "tried once each");
+    assert_eq!(log.done, suite.runs());
+    let why = report.results[0].failed.as_ref().unwrap();
+    assert!(why.contains("code 4") && why.contains("no memory"), "{why}");
+}
+
+#[test]
+fn a_scheduler_that_cannot_start_fails_its_rows_only() {
+    let mut suite = suite("sh -c 'echo Time: 2'", &["eevdf", "scx_broken"]);
+    suite.candidates[1].argv = vec![
+        "sh".into(),
+        "-c".into(),
+        "echo cannot load >&2; exit 1".into(),
+    ];
+    let (mut report, mut log) = (empty(), Log::default());
+    suite
+        .run(&mut Host::default(), &mut report, &mut log)
+        .unwrap();
+    assert_eq!(report.results[0].samples, [2.0; 3]);
+    let why = report.results[1].failed.as_ref().unwrap();
+    assert!(why.contains("cannot load"), "{why}");
+    assert_eq!(log.warnings.len(), 1);
+}
