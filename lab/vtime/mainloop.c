@@ -67,6 +67,7 @@ EXPORT int ppoll(struct pollfd *fds, nfds_t nr, const struct timespec *timeout,
 		 const sigset_t *mask)
 {
 	struct pollfd all[MAX_POLLED + 1];
+	const struct timespec at_once = { 0 };
 	int64_t deadline_ns = NEVER;
 	int found;
 
@@ -82,9 +83,18 @@ EXPORT int ppoll(struct pollfd *fds, nfds_t nr, const struct timespec *timeout,
 	if (timeout)
 		deadline_ns = clock_now() + timeout->tv_sec * 1000000000LL + timeout->tv_nsec;
 
+	/* What is there already is served before any vCPU goes on. */
+	if (options.deterministic) {
+		found = real_ppoll(fds, nr, &at_once, mask);
+		if (found)
+			return found;
+	}
 	turn_main_waits(deadline_ns, wake_fd);
 	found = real_ppoll(all, nr + 1, NULL, mask);
 	turn_main_woken();
+	/* vCPUs may have run, and written, since: look again now that none does. */
+	if (options.deterministic)
+		found = real_ppoll(all, nr + 1, &at_once, mask);
 
 	if (found > 0 && all[nr].revents) {
 		uint64_t count;
@@ -99,10 +109,11 @@ EXPORT int ppoll(struct pollfd *fds, nfds_t nr, const struct timespec *timeout,
 
 EXPORT ssize_t write(int fd, const void *data, size_t size)
 {
-	const ssize_t written = syscall(SYS_write, fd, data, size);
-
-	/* Event notifiers, QEMU's and GLib's, are eventfds: writes of 8 bytes. */
+	/*
+	 * Event notifiers, QEMU's and GLib's, are eventfds: writes of 8 bytes.
+	 * Before the write, so that the main loop is not taken for woken from outside.
+	 */
 	if (is_active && self && size == sizeof(uint64_t))
 		turn_main_notified(fd);
-	return written;
+	return syscall(SYS_write, fd, data, size);
 }

@@ -305,16 +305,26 @@ bool turn_take(struct vcpu *v)
 void turn_wait_idle(struct vcpu *v)
 {
 	turn_lock();
-	if (v->state == VCPU_RUNNING)
+	if (v->state == VCPU_RUNNING) {
 		vcpu_count(v);
+		/*
+		 * Kicked since it last looked for work: it keeps its turn and
+		 * looks again. Without one it would look while another runs,
+		 * and whether that one then finds it idle would be a race.
+		 */
+		if (__atomic_exchange_n(&v->kicked, false, __ATOMIC_SEQ_CST)) {
+			turn_unlock();
+			return;
+		}
+	}
 	v->yields = false;
 	if (v->state != VCPU_IDLE)
 		v->idle_since_ns = v->local_ns;
 	set_state(v, VCPU_IDLE);
 	/*
-	 * Kicked since it last looked for work: it must look again. Pairs with
-	 * turn_wake(), which may have come while it was on its way here and
-	 * still idle from before: only this thread takes the mark back.
+	 * Kicked just now. Pairs with turn_wake(), which may have come while
+	 * it was on its way here and still idle from before: only this thread
+	 * takes the mark back.
 	 */
 	if (__atomic_exchange_n(&v->kicked, false, __ATOMIC_SEQ_CST)) {
 		become_ready(v, now_ns);
@@ -331,6 +341,12 @@ void turn_wait_idle(struct vcpu *v)
 /* Any thread: QEMU kicks this vCPU. It wakes at the waker's local time. */
 void turn_wake(struct vcpu *v)
 {
+	/*
+	 * QEMU's RCU thread kicks all vCPUs to make them leave cpu_exec(). One
+	 * that waits here has left it, and to be woken at random is no service.
+	 */
+	if (!self && !mainloop_is_self())
+		return;
 	__atomic_store_n(&v->kicked, true, __ATOMIC_SEQ_CST);
 	if (__atomic_load_n(&v->state, __ATOMIC_SEQ_CST) != VCPU_IDLE)
 		return;
