@@ -4,7 +4,7 @@
 
 use crate::guest::{Accelerator, Guest, GuestOptions};
 use crate::kernel::Kernel;
-use crate::{place, qemu};
+use crate::{emulator, place};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, OpenOptions};
@@ -37,11 +37,9 @@ pub fn probe(options: &GuestOptions, kernel: &Kernel) -> Result<Accelerator> {
         .context("cannot read the host's boot id")?
         .trim()
         .to_string();
-    let program = options
-        .qemu_program
-        .clone()
-        .unwrap_or_else(|| qemu::PROGRAM.into());
-    let qemu = Command::new(&program)
+    let emulator = emulator::find(options)?;
+    let qemu = Command::new(&emulator.program)
+        .envs(emulator.environment)
         .arg("--version")
         .output()
         .map(|output| {

@@ -15,6 +15,9 @@ use std::time::Duration;
 /// Indexes older than this are refreshed before something new is looked up in them.
 const INDEX_AGE: Duration = Duration::from_secs(24 * 3600);
 
+/// What is installed on the host.
+pub const STATUS: &str = "/var/lib/dpkg/status";
+
 const DOWNLOADER: &str = "/usr/lib/apt/apt-helper";
 
 /// A private apt root.

@@ -18,6 +18,7 @@
 pub mod accelerator;
 pub mod apt;
 pub mod cli;
+pub mod emulator;
 pub mod guest;
 pub mod image;
 pub mod kernel;

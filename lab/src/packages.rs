@@ -3,14 +3,12 @@
 //! A package and those of its dependencies that the host has not installed are unpacked into folders;
 //! libraries that the host has are taken from it when the image is made.
 
-use crate::apt::{self, Apt};
+use crate::apt::{self, Apt, STATUS};
 use crate::guest::Progress;
 use crate::place;
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
-
-const STATUS: &str = "/var/lib/dpkg/status";
 
 /// Folders with `packages` and what they need, downloaded and unpacked if need be.
 pub fn unpacked(packages: &[String], progress: &Progress) -> Result<Vec<PathBuf>> {

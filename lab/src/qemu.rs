@@ -1,5 +1,6 @@
 //! One QEMU process: its command line, its life and what it leaves to read when it dies.
 
+use crate::emulator;
 use crate::guest::{Accelerator, GuestOptions};
 use crate::kernel::Kernel;
 use crate::machine::Machine;
@@ -80,10 +81,8 @@ impl Qemu {
         accelerator: Accelerator,
         make_image: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<Qemu> {
-        let program = options
-            .qemu_program
-            .clone()
-            .unwrap_or_else(|| PROGRAM.into());
+        let emulator = emulator::find(options)?;
+        let program = &emulator.program;
         // Not below the source tree: a socket's path may have at most 107 bytes.
         let folder = tempfile::Builder::new()
             .prefix("magpie-vm-")
@@ -99,9 +98,11 @@ impl Qemu {
         let monitor = listen("monitor")?;
         let arguments = arguments(options, kernel, accelerator, folder.path())?;
         let log = File::create(folder.path().join("qemu.log")).context("cannot create qemu.log")?;
-        let mut command = Command::new(&program);
+        let mut command = Command::new(program);
         command
+            .args(&emulator.arguments)
             .args(arguments)
+            .envs(emulator.environment.iter().cloned())
             .envs(options.qemu_environment.iter().cloned())
             .stdin(Stdio::null())
             .stdout(log.try_clone().context("cannot duplicate qemu.log")?)
@@ -117,7 +118,7 @@ impl Qemu {
         let (child, pid) = keep(command).map_err(|error| {
             if error.kind() == ErrorKind::NotFound {
                 anyhow!(
-                    "{} is not installed; install it with `apt-get install qemu-system-x86`",
+                    "{} is not installed; install QEMU with `apt-get install qemu-system-x86`",
                     program.display()
                 )
             } else {
@@ -318,6 +319,9 @@ fn arguments(
 ) -> Result<Vec<OsString>> {
     let machine = &options.machine;
     let mut cmdline: Vec<String> = CMDLINE.iter().map(|word| word.to_string()).collect();
+    if let Some(lpj) = loops_per_jiffy() {
+        cmdline.push(format!("lpj={lpj}"));
+    }
     cmdline.push(format!("possible_cpus={}", machine.cpus()));
     if !machine.offline.is_empty() {
         let list: Vec<_> = machine.offline.iter().map(u32::to_string).collect();
@@ -354,6 +358,24 @@ fn arguments(
     let mut all: Vec<OsString> = all.into_iter().map(OsString::from).collect();
     all.extend([OsString::from("-kernel"), kernel.image.clone().into()]);
     Ok(all)
+}
+
+/// What a CPU of the guest would measure when it comes up: ticks of the TSC, which is the host's, in
+/// a jiffy. Measuring takes each CPU several ticks of undisturbed time, which a vCPU of a busy host
+/// does not get: 64 CPUs did not come up in minutes.
+fn loops_per_jiffy() -> Option<u64> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        const HZ: f64 = 250.0;
+        // SAFETY: every x86_64 CPU has the instruction, and Linux lets user space use it.
+        let now = || unsafe { std::arch::x86_64::_rdtsc() };
+        let (began, ticks) = (Instant::now(), now());
+        thread::sleep(Duration::from_millis(5));
+        let (ticks, seconds) = (now() - ticks, began.elapsed().as_secs_f64());
+        Some((ticks as f64 / seconds / HZ) as u64)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    None
 }
 
 /// How QEMU is told about CPUs and nodes. A socket of QEMU is an LLC of the machine. QEMU's sockets

@@ -70,6 +70,8 @@ pub fn set_up() -> Vec<String> {
     }
     note("bring up lo".into(), bring_up_loopback());
     note("link the kernel's config".into(), link_config());
+    // The kernel's chatter has told the host where the boot is; from here on it costs a run time.
+    let _ = fs::write("/proc/sys/kernel/printk", "4");
     // Reports of domains and run delays (/proc/schedstat) are empty otherwise.
     let _ = fs::write("/proc/sys/kernel/sched_schedstats", "1");
     for cpu in offline_cpus(&fs::read_to_string("/proc/cmdline").unwrap_or_default()) {
