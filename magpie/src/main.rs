@@ -15,11 +15,13 @@ struct Arguments {
 enum Command {
     /// Boot stock kernels on machines of any topology, run schedulers and commands in them.
     Lab(magpie_lab::cli::Args),
+    Bench(magpie_bench::cli::Args),
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Lab(args) => magpie_lab::cli::run(args),
+        Command::Bench(args) => magpie_bench::cli::run(args),
     };
     match result {
         Ok(code) => ExitCode::from(code),
