@@ -33,8 +33,7 @@ __noinline u32 find_longer_queue(s32 cpu, u32 from, u32 end, u32 length)
 	u32 place = from;
 	int i;
 
-	bpf_for(i, 0, BALANCE_VICTIMS)
-	{
+	bpf_for(i, 0, BALANCE_VICTIMS) {
 		u32 victim;
 
 		place = next_overloaded(place, end);

@@ -157,8 +157,7 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 
 	set_overloaded(cpu, true);
 
-	bpf_for_each(scx_dsq, waiting, cpu, 0)
-	{
+	bpf_for_each(scx_dsq, waiting, cpu, 0) {
 		if (is_pinned(waiting))
 			continue;
 
@@ -259,8 +258,7 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(magpie_init)
 {
 	s32 cpu, err;
 
-	bpf_for(cpu, 0, nr_cpus)
-	{
+	bpf_for(cpu, 0, nr_cpus) {
 		err = scx_bpf_create_dsq(cpu, topology_of(cpu)->node);
 		if (err) {
 			scx_bpf_error("cannot create the queue of CPU %d: %d", cpu, err);
@@ -276,24 +274,26 @@ void BPF_STRUCT_OPS(magpie_exit, struct scx_exit_info *ei)
 	UEI_RECORD(uei, ei);
 }
 
+/* One operation a line. */
+/* clang-format off */
 SCX_OPS_DEFINE(magpie_ops,
-	       .select_cpu		= (void *)magpie_select_cpu,
-	       .enqueue			= (void *)magpie_enqueue,
-	       .dispatch		= (void *)magpie_dispatch,
-	       .running			= (void *)magpie_running,
-	       .stopping		= (void *)magpie_stopping,
-	       .yield			= (void *)magpie_yield,
-	       .tick			= (void *)magpie_tick,
-	       .update_idle		= (void *)magpie_update_idle,
-	       .set_weight		= (void *)magpie_set_weight,
-	       .init_task		= (void *)magpie_init_task,
-	       .enable			= (void *)magpie_enable,
-	       .cpu_online		= (void *)magpie_cpu_online,
-	       .cpu_offline		= (void *)magpie_cpu_offline,
-	       .init			= (void *)magpie_init,
-	       .exit			= (void *)magpie_exit,
-	       .flags			= SCX_OPS_KEEP_BUILTIN_IDLE | SCX_OPS_ENQ_EXITING |
-					  SCX_OPS_ENQ_MIGRATION_DISABLED |
-					  SCX_OPS_ALLOW_QUEUED_WAKEUP,
-	       .timeout_ms		= 30000,
-	       .name			= "magpie");
+	       .select_cpu = (void *)magpie_select_cpu,
+	       .enqueue = (void *)magpie_enqueue,
+	       .dispatch = (void *)magpie_dispatch,
+	       .running = (void *)magpie_running,
+	       .stopping = (void *)magpie_stopping,
+	       .yield = (void *)magpie_yield,
+	       .tick = (void *)magpie_tick,
+	       .update_idle = (void *)magpie_update_idle,
+	       .set_weight = (void *)magpie_set_weight,
+	       .init_task = (void *)magpie_init_task,
+	       .enable = (void *)magpie_enable,
+	       .cpu_online = (void *)magpie_cpu_online,
+	       .cpu_offline = (void *)magpie_cpu_offline,
+	       .init = (void *)magpie_init,
+	       .exit = (void *)magpie_exit,
+	       .flags = SCX_OPS_KEEP_BUILTIN_IDLE | SCX_OPS_ENQ_EXITING |
+			SCX_OPS_ENQ_MIGRATION_DISABLED | SCX_OPS_ALLOW_QUEUED_WAKEUP,
+	       .timeout_ms = 30000,
+	       .name = "magpie");
+/* clang-format on */

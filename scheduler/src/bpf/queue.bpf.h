@@ -123,8 +123,7 @@ static __always_inline void advance_clock(struct cpu_state *state, const struct 
 		state->clock = ts->vruntime;
 }
 
-static __always_inline bool should_preempt(const struct task_struct *p,
-					   const struct task_state *ts,
+static __always_inline bool should_preempt(const struct task_struct *p, const struct task_state *ts,
 					   const struct cpu_state *state)
 {
 	u64 current_key = READ_ONCE(state->preempt_key);
@@ -148,8 +147,7 @@ static __always_inline bool queue_task(struct task_struct *p, struct task_state 
 
 		if ((enq_flags & SCX_ENQ_WAKEUP) && should_preempt(p, ts, state)) {
 			count_event(here, EVENT_PREEMPT, 1);
-			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns,
-					   enq_flags | SCX_ENQ_PREEMPT);
+			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags | SCX_ENQ_PREEMPT);
 			return false;
 		}
 	}
@@ -165,8 +163,7 @@ static __always_inline bool peek_key(s32 cpu, u64 *key)
 	struct task_struct *p;
 	bool found = false;
 
-	bpf_for_each(scx_dsq, p, cpu, 0)
-	{
+	bpf_for_each(scx_dsq, p, cpu, 0) {
 		*key = p->scx.dsq_vtime;
 		found = true;
 		break;

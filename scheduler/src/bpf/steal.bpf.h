@@ -69,8 +69,7 @@ __noinline bool steal_from_range(s32 thief, u32 from, u32 end)
 	bool found = false;
 	u32 i;
 
-	bpf_for(i, 0, MAX_PLACES)
-	{
+	bpf_for(i, 0, MAX_PLACES) {
 		u32 victim;
 
 		place = next_overloaded(place, end);
@@ -78,8 +77,7 @@ __noinline bool steal_from_range(s32 thief, u32 from, u32 end)
 			break;
 
 		victim = place_to_cpu(place);
-		if (victim != NO_PLACE && victim != thief &&
-		    scx_bpf_dsq_move_to_local(victim, 0)) {
+		if (victim != NO_PLACE && victim != thief && scx_bpf_dsq_move_to_local(victim, 0)) {
 			found = true;
 			break;
 		}
@@ -118,8 +116,7 @@ __noinline bool steal_from_node(s32 thief)
 	bool found = false;
 	u32 i;
 
-	bpf_for(i, 0, MAX_LLCS)
-	{
+	bpf_for(i, 0, MAX_LLCS) {
 		llc = llc_of(llc)->next_in_node;
 		if (llc == own)
 			break;
@@ -139,8 +136,7 @@ __noinline bool steal_from_remote(s32 thief)
 	bool found = false;
 	u32 i;
 
-	bpf_for(i, 1, nr_llcs)
-	{
+	bpf_for(i, 1, nr_llcs) {
 		u32 llc = own + i;
 
 		if (llc >= nr_llcs)
@@ -191,8 +187,7 @@ static __always_inline bool steal_work(s32 cpu)
 	state->search_began = began;
 	count_event(state, EVENT_STEAL_ATTEMPT, 1);
 
-	bpf_for(distance, DISTANCE_SIBLING, NR_DISTANCES)
-	{
+	bpf_for(distance, DISTANCE_SIBLING, NR_DISTANCES) {
 		u64 now;
 
 		if (distance < 0 || distance >= NR_DISTANCES)

@@ -109,8 +109,7 @@ static inline u32 sparsemask_next(struct sparsemask_line *lines, u32 nr_lines, u
 	u32 last = (end + SPARSEMASK_BITS - 1) / SPARSEMASK_BITS;
 	u32 line;
 
-	for_bounded(line, first, last)
-	{
+	for_bounded(line, first, last) {
 		u64 bits;
 		u32 place;
 
