@@ -129,11 +129,12 @@ impl Suite {
     ) -> Result<()> {
         let all_failed = cells.iter().all(|cell| cell.failed.is_some());
         let mut dead = None;
-        if !all_failed && !candidate.is_baseline() {
-            if let Err(error) = place.start_scheduler(&candidate.argv) {
-                stop_if_interrupted()?;
-                dead = Some(format!("{error:#}"));
-            }
+        if !all_failed
+            && !candidate.is_baseline()
+            && let Err(error) = place.start_scheduler(&candidate.argv)
+        {
+            stop_if_interrupted()?;
+            dead = Some(format!("{error:#}"));
         }
         let started = !all_failed && dead.is_none() && !candidate.is_baseline();
         let mut next = cells.iter_mut();
