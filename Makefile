@@ -53,7 +53,8 @@ install: ## install the scheduler (PREFIX, DESTDIR)
 	@for entry in $(INSTALLED); do \
 		IFS=: read -r to mode from <<< "$$entry"; \
 		echo "install $(DESTDIR)$$to"; \
-		install -D -m "$$mode" "$$from" "$(DESTDIR)$$to" || exit 1; \
+		case $$mode in 755) strip=-s ;; *) strip= ;; esac; \
+		install -D $$strip -m "$$mode" "$$from" "$(DESTDIR)$$to" || exit 1; \
 	done
 
 uninstall: ## remove what install installed, and nothing else

@@ -65,7 +65,7 @@ pub enum Obstacle {
     #[error(
         "another sched_ext scheduler is running: {name}.\n\
          Stop it first: its process is usually called scx_{}; where a service started it, \
-         `systemctl stop` that service (scx.service, scx_loader.service)",
+         `systemctl stop` that service (scx, scx_loader, scx_magpie)",
         name.split('_').next().unwrap_or_default()
     )]
     OtherScheduler {

@@ -23,7 +23,7 @@ mod scheduler;
 mod stats;
 mod topology;
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::mem::MaybeUninit;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -94,8 +94,12 @@ fn start_logging(verbose: bool) -> Result<()> {
         .set_thread_level(LevelFilter::Off)
         .set_location_level(LevelFilter::Off)
         .build();
-    TermLogger::init(level, config, TerminalMode::Stderr, ColorChoice::Auto)
-        .context("starting the log")?;
+    // simplelog's own Auto colours files, too.
+    let colours = match io::stderr().is_terminal() {
+        true => ColorChoice::Auto,
+        false => ColorChoice::Never,
+    };
+    TermLogger::init(level, config, TerminalMode::Stderr, colours).context("starting the log")?;
     libbpf_log::keep();
     Ok(())
 }

@@ -24,6 +24,15 @@ use toml::de::{DeTable, DeValue};
 /// Read when it exists and `--config` names no other.
 pub const DEFAULT_CONFIG: &str = "/etc/scx_magpie.toml";
 
+const AFTER_HELP: &str = "\
+Examples:
+  sudo scx_magpie                  run until Ctrl-C
+  sudo scx_magpie --stats 1        run, and say every second what it does
+  sudo scx_magpie --monitor 1      say what the running instance does
+  sudo scx_magpie --no-steal       run without one mechanism
+
+Exit status: 0 when asked to stop; 1 on any error, with the reason; 2 for a wrong option.";
+
 static VERSION: LazyLock<String> =
     LazyLock::new(|| build_id::full_version(env!("CARGO_PKG_VERSION")));
 
@@ -43,12 +52,7 @@ static VERSION: LazyLock<String> =
     args_override_self = true,
     args_conflicts_with_subcommands = true,
     max_term_width = 100,
-    after_help = "Examples:
-  sudo scx_magpie                  run until Ctrl-C
-  sudo scx_magpie --stats 1        run, and say every second what it does
-  sudo scx_magpie --monitor 1      say what the running instance does
-  sudo scx_magpie --no-steal       run without one mechanism",
-    after_long_help = "Exit status: 0 when asked to stop; 1 on any error, with the reason; 2 for a wrong option."
+    after_help = AFTER_HELP,
 )]
 pub struct Options {
     /// How the scheduler shall work; these may also be in the configuration file.
@@ -94,6 +98,10 @@ pub struct Settings {
     /// out their queues.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, hide_default_value = true, hide_possible_values = true, action = ArgAction::Set)]
     pub no_steal: bool,
+
+    /// An idle CPU always searches, also when it will idle for less than a search costs
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, hide_default_value = true, hide_possible_values = true, action = ArgAction::Set)]
+    pub no_steal_gate: bool,
 
     /// A woken task never preempts the running one; it waits for the slice's end
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, hide_default_value = true, hide_possible_values = true, action = ArgAction::Set)]
@@ -347,6 +355,35 @@ mod tests {
             "--no-such",
         ] {
             assert!(parse(&[wrong]).is_err(), "{wrong}");
+        }
+    }
+
+    /// A README that promises what the program does not have is worse than none.
+    #[test]
+    fn readme_and_help_name_the_same_options() {
+        let readme = include_str!("../../README.md");
+        let command = Options::command();
+        let known: Vec<_> = command
+            .get_arguments()
+            .filter_map(|argument| argument.get_long())
+            .chain(["help", "version"])
+            .collect();
+        let named: Vec<_> = readme
+            .split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'))
+            .filter_map(|word| {
+                word.strip_prefix("--")
+                    .filter(|name| !name.starts_with('-'))
+            })
+            .filter(|name| !name.is_empty())
+            .collect();
+        for name in &named {
+            assert!(
+                known.contains(name),
+                "README names --{name}, which does not exist"
+            );
+        }
+        for name in &known {
+            assert!(named.contains(name), "README does not name --{name}");
         }
     }
 

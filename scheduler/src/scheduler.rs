@@ -74,6 +74,7 @@ fn configure(rodata: &mut types::rodata, settings: &Settings) {
         rodata.slice_ns = slice_us * 1000;
     }
     rodata.steal_enabled = !settings.no_steal;
+    rodata.steal_gate_enabled = !settings.no_steal_gate;
     rodata.preempt_enabled = !settings.no_preempt;
 }
 
@@ -238,7 +239,7 @@ mod tests {
             let slice_ns = rodata.slice_ns;
             configure(rodata, &settings(&[]));
             assert_eq!(rodata.slice_ns, slice_ns);
-            assert!(rodata.steal_enabled && rodata.preempt_enabled);
+            assert!(rodata.steal_enabled && rodata.steal_gate_enabled && rodata.preempt_enabled);
         });
     }
 
@@ -246,7 +247,9 @@ mod tests {
     fn each_switch_clears_its_own_mechanism() {
         with_constants(|rodata| {
             configure(rodata, &settings(&["--no-steal"]));
-            assert!(!rodata.steal_enabled && rodata.preempt_enabled);
+            assert!(!rodata.steal_enabled && rodata.steal_gate_enabled && rodata.preempt_enabled);
+            configure(rodata, &settings(&["--no-steal-gate"]));
+            assert!(rodata.steal_enabled && !rodata.steal_gate_enabled && rodata.preempt_enabled);
             configure(rodata, &settings(&["--no-preempt", "--slice-us=500"]));
             assert!(rodata.steal_enabled && !rodata.preempt_enabled);
             assert_eq!(rodata.slice_ns, 500_000);
