@@ -6,6 +6,7 @@
 use crate::kernel::{Kernel, KernelChoice};
 use crate::machine::Machine;
 use crate::qemu::Qemu;
+use crate::vtime::{self, Fidelity};
 use crate::{accelerator, image, packages};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use magpie_guest::{Event, PROTOCOL, Request, decode};
@@ -50,6 +51,8 @@ pub struct GuestOptions {
     pub boot_timeout: Duration,
     /// How long a scheduler may take to be enabled, or to be gone after it was asked to stop.
     pub scheduler_timeout: Duration,
+    /// How long a healthy guest may take to answer something that needs no work.
+    pub answer_timeout: Duration,
     /// More words for the kernel's command line.
     pub kernel_cmdline: Vec<String>,
     /// Accelerator; probed when none is given.
@@ -58,7 +61,7 @@ pub struct GuestOptions {
     pub cpu: Option<String>,
     /// QEMU binary; `qemu-system-x86_64` from PATH when none is given.
     pub qemu_program: Option<PathBuf>,
-    /// More arguments for QEMU.
+    /// More arguments for QEMU; `{folder}` in one stands for the folder of this run.
     pub extra_qemu_args: Vec<String>,
     /// More environment variables for QEMU.
     pub qemu_environment: Vec<(String, String)>,
@@ -103,6 +106,7 @@ impl Default for GuestOptions {
             files: Vec::new(),
             boot_timeout: Duration::from_secs(120),
             scheduler_timeout: Duration::from_secs(90),
+            answer_timeout: ANSWER,
             kernel_cmdline: Vec::new(),
             accelerator: None,
             cpu: None,
@@ -124,6 +128,8 @@ pub struct Guest {
     warnings: Vec<String>,
     accelerator: Accelerator,
     scheduler_timeout: Duration,
+    answer_timeout: Duration,
+    in_virtual_time: bool,
     /// Name of the scheduler that was started and not stopped.
     scheduler: Option<String>,
     /// How it ended by itself.
@@ -134,6 +140,13 @@ pub struct Guest {
 impl Guest {
     /// Boots and waits until the agent reports for work.
     pub fn boot(options: &GuestOptions) -> Result<Guest> {
+        let prepared;
+        let options = if options.machine.virtual_time.is_some() {
+            prepared = vtime::prepare(options)?;
+            &prepared
+        } else {
+            options
+        };
         let kernel = options.kernel.resolve(&options.progress)?;
         let accelerator = match options.accelerator {
             Some(accelerator) => accelerator,
@@ -173,6 +186,8 @@ impl Guest {
             warnings: Vec::new(),
             accelerator,
             scheduler_timeout: options.scheduler_timeout,
+            answer_timeout: options.answer_timeout,
+            in_virtual_time: options.machine.virtual_time.is_some(),
             scheduler: None,
             scheduler_exit: None,
             qemu,
@@ -240,7 +255,7 @@ impl Guest {
                 Some(event) => self.note(event),
                 None if !killed => {
                     killed = true;
-                    deadline = Instant::now() + ANSWER;
+                    deadline = Instant::now() + self.answer_timeout;
                     self.send(&Request::Kill { id })?;
                 }
                 None => {
@@ -274,6 +289,15 @@ impl Guest {
             tail(&all_text(&all))
         );
         Ok(all_text(&stdout))
+    }
+
+    /// How well a machine in virtual time keeps its promises so far; none in real time.
+    pub fn fidelity(&self) -> Result<Option<Fidelity>> {
+        if !self.in_virtual_time {
+            return Ok(None);
+        }
+        let path = self.qemu.folder().join(vtime::REPORT);
+        Fidelity::of_running(self.qemu.pid(), &path).map(Some)
     }
 
     /// Starts a scheduler; returns when the kernel's sched_ext state is "enabled".
@@ -368,7 +392,7 @@ impl Guest {
     fn scheduler_status(&mut self) -> Result<(bool, String)> {
         let id = self.new_id();
         self.send(&Request::SchedulerStatus { id })?;
-        let deadline = Instant::now() + ANSWER;
+        let deadline = Instant::now() + self.answer_timeout;
         loop {
             match self.next_event(deadline)? {
                 Some(Event::Scheduler {
@@ -420,7 +444,7 @@ impl Guest {
     /// Powers the guest off and waits for QEMU.
     pub fn shutdown(mut self) -> Result<()> {
         self.send(&Request::Shutdown)?;
-        match self.qemu.wait(ANSWER) {
+        match self.qemu.wait(self.answer_timeout) {
             Some(status) if status.success() => Ok(()),
             Some(_) => bail!(
                 "{}",

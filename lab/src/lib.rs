@@ -27,6 +27,7 @@ pub mod packages;
 pub mod place;
 pub mod qemu;
 pub mod topology;
+pub mod vtime;
 
 pub use guest::{Accelerator, ExecResult, Guest, GuestOptions, Progress, SchedulerExit, Stream};
 pub use kernel::KernelChoice;

@@ -4,6 +4,7 @@
 //! are the TOML files of `lab/machines/`, embedded in the program; a file of the same form describes
 //! one's own machine. See `docs/lab.md` for the format.
 
+use crate::vtime::VirtualTime;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -46,11 +47,18 @@ pub struct Machine {
     /// Memory in MiB, split evenly over the nodes.
     #[serde(default = "default_memory")]
     pub memory_mib: u64,
+    /// Physical packages, among which the caches are divided evenly; each cache is one if absent.
+    #[serde(default)]
+    pub packages: Option<u32>,
     /// The last-level caches in CPU order.
     pub llc: Vec<Llc>,
     /// CPUs (Linux numbers) that are offline when the guest reports for work.
     #[serde(default)]
     pub offline: Vec<u32>,
+    /// Speed and step of a machine that runs in virtual time, none for one that runs in real time.
+    /// See `docs/virtual-time.md`.
+    #[serde(default)]
+    pub virtual_time: Option<VirtualTime>,
 }
 
 /// Where one CPU sits. The numbers count from 0; `core` and `llc` are unique in the machine, while
@@ -79,7 +87,21 @@ macro_rules! presets {
 }
 
 presets!(
-    "tiny2", "one1", "smt8", "flat8", "uneven12", "numa8", "wide64", "smt4off1"
+    "tiny2",
+    "one1",
+    "smt8",
+    "flat8",
+    "uneven12",
+    "numa8",
+    "wide64",
+    "smt4off1",
+    "vt4",
+    "vt16",
+    "vt64",
+    "xeon-8380",
+    "threadripper-3970x",
+    "epyc-2x64",
+    "sapphire-rapids-224",
 );
 
 impl Default for Machine {
@@ -162,6 +184,21 @@ impl Machine {
                 "offline CPU {cpu} must be between 1 and {} (CPU 0 cannot be offline)",
                 total - 1
             );
+        }
+        if let Some(packages) = self.packages {
+            let even = self
+                .llc
+                .iter()
+                .all(|llc| (llc.cores, llc.threads) == (self.llc[0].cores, self.llc[0].threads));
+            ensure!(
+                packages >= 1 && self.llcs() % packages == 0 && even,
+                "{} LLCs cannot be divided into {packages} packages: that takes equal LLCs, as many \
+                 in each package",
+                self.llcs()
+            );
+        }
+        if let Some(time) = &self.virtual_time {
+            time.check()?;
         }
         ensure!(
             self.memory_mib >= 256,

@@ -135,6 +135,11 @@ impl Qemu {
         })
     }
 
+    /// The folder of this run; removed with it.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// Process id.
     pub fn pid(&self) -> u32 {
         self.pid
@@ -319,7 +324,10 @@ fn arguments(
 ) -> Result<Vec<OsString>> {
     let machine = &options.machine;
     let mut cmdline: Vec<String> = CMDLINE.iter().map(|word| word.to_string()).collect();
-    if let Some(lpj) = loops_per_jiffy() {
+    // In virtual time the TSC is not the host's.
+    if machine.virtual_time.is_none()
+        && let Some(lpj) = loops_per_jiffy()
+    {
         cmdline.push(format!("lpj={lpj}"));
     }
     cmdline.push(format!("possible_cpus={}", machine.cpus()));
@@ -354,7 +362,9 @@ fn arguments(
     all.extend(topology(machine, cpu.split(',').next().unwrap_or(CPU))?);
     all.extend(["-append".to_string(), cmdline.join(" ")]);
     all.extend(["-initrd".to_string(), path("image.cpio")]);
-    all.extend(options.extra_qemu_args.iter().cloned());
+    let here = folder.display().to_string();
+    let extra = options.extra_qemu_args.iter();
+    all.extend(extra.map(|word| word.replace("{folder}", &here)));
     let mut all: Vec<OsString> = all.into_iter().map(OsString::from).collect();
     all.extend([OsString::from("-kernel"), kernel.image.clone().into()]);
     Ok(all)
@@ -378,23 +388,29 @@ fn loops_per_jiffy() -> Option<u64> {
     None
 }
 
-/// How QEMU is told about CPUs and nodes. A socket of QEMU is an LLC of the machine. QEMU's sockets
-/// are all alike: for an uneven machine it gets the smallest even one that holds it, with one CPU,
+/// How QEMU is told about CPUs and nodes. A socket of QEMU is an LLC of the machine, or, if the
+/// machine says which LLCs are in one package, a die of QEMU is an LLC. QEMU's sockets are all alike: for an uneven machine it gets the smallest even one that holds it, with one CPU,
 /// and the others are plugged one by one where the machine has them.
 fn topology(machine: &Machine, model: &str) -> Result<Vec<String>> {
     let places = machine.places();
-    let sockets = machine.llcs();
+    let sockets = machine.packages.unwrap_or(machine.llcs());
+    let dies = machine.llcs() / sockets;
     let cores = machine.llc.iter().map(|llc| llc.cores).max().unwrap_or(1);
     let threads = machine.llc.iter().map(|llc| llc.threads).max().unwrap_or(1);
-    let slots = sockets * cores * threads;
+    let slots = sockets * dies * cores * threads;
+    // In virtual time the machine has interrupt remapping.
     ensure!(
-        slots <= 255,
+        slots <= 255 || machine.virtual_time.is_some(),
         "machine {} needs {slots} CPU slots; QEMU's x86 machine has 255 without interrupt remapping",
         machine.name
     );
     let even = slots == machine.cpus();
     let now = if even { slots } else { 1 };
-    let shape = format!("sockets={sockets},cores={cores},threads={threads}");
+    let shape = if dies > 1 {
+        format!("sockets={sockets},dies={dies},cores={cores},threads={threads}")
+    } else {
+        format!("sockets={sockets},cores={cores},threads={threads}")
+    };
     let mut all = vec![
         "-smp".to_string(),
         format!("cpus={now},maxcpus={slots},{shape}"),
@@ -422,9 +438,14 @@ fn topology(machine: &Machine, model: &str) -> Result<Vec<String>> {
         }
         let mut sockets: Vec<_> = places.iter().map(|place| (place.llc, place.node)).collect();
         sockets.dedup();
-        for (socket, node) in sockets {
+        for (llc, node) in sockets {
+            let (socket, die) = (llc / dies, llc % dies);
             all.push("-numa".to_string());
-            all.push(format!("cpu,node-id={node},socket-id={socket}"));
+            all.push(if dies > 1 {
+                format!("cpu,node-id={node},socket-id={socket},die-id={die}")
+            } else {
+                format!("cpu,node-id={node},socket-id={socket}")
+            });
         }
     }
     Ok(all)

@@ -37,6 +37,7 @@ void report_write(const char *end)
 	const double real_s = (real_now() - real_start_ns) / 1e9;
 	const double virtual_s = (turn_now() - EPOCH_NS) / 1e9;
 	uint64_t insns = 0, quanta = 0, clock_reads = 0;
+	char unfinished[4096];
 	FILE *f = stderr;
 
 	for (unsigned int i = 0; i < nr_vcpus; i++) {
@@ -45,10 +46,11 @@ void report_write(const char *end)
 		clock_reads += vcpus[i].clock_reads;
 	}
 	if (options.report) {
-		f = fopen(options.report, "w");
+		snprintf(unfinished, sizeof(unfinished), "%s.new", options.report);
+		f = fopen(unfinished, "w");
 		if (!f) {
 			fprintf(stderr, "magpie-vtime: cannot write the report to %s: %s\n",
-				options.report, strerror(errno));
+				unfinished, strerror(errno));
 			return;
 		}
 	}
@@ -77,6 +79,8 @@ void report_write(const char *end)
 		counters.notify_calls, counters.host_calls, clock_reads);
 	write_vcpus(f);
 	fprintf(f, "}\n");
-	if (f != stderr)
-		fclose(f);
+	/* Whoever waits for the report sees all of it or nothing. */
+	if (f != stderr && (fclose(f) || rename(unfinished, options.report)))
+		fprintf(stderr, "magpie-vtime: cannot write the report to %s: %s\n",
+			options.report, strerror(errno));
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Bounded time: a machine that makes no progress for options.hang_s seconds of
- * real time is described, vCPU by vCPU, and ended. SIGUSR2 asks for the same
- * description without the end.
+ * real time is described, vCPU by vCPU, and ended. SIGUSR2 asks for the report
+ * of a machine that goes on.
  *
  * Progress is that virtual time or any counter moves. Seconds are counted by
  * sleeping one at a time, so that a suspended host is not taken for a hang.
@@ -19,12 +19,28 @@
 /* Distinct from QEMU's own 1, so that the lab can tell the two apart. */
 #define EXIT_HANG 86
 
-static volatile sig_atomic_t dump_wanted;
+#define LOOKS_PER_SECOND 20
 
-static void want_dump(int signal)
+static volatile sig_atomic_t report_wanted;
+
+static void want_report(int signal)
 {
 	(void)signal;
-	dump_wanted = 1;
+	report_wanted = 1;
+}
+
+/* A second of this process' life, in which requests for the report are served. */
+static void sleep_second(void)
+{
+	const struct timespec pause = { .tv_nsec = 1000000000 / LOOKS_PER_SECOND };
+
+	for (int i = 0; i < LOOKS_PER_SECOND; i++) {
+		syscall(SYS_nanosleep, &pause, NULL);
+		if (report_wanted) {
+			report_wanted = 0;
+			report_write("running");
+		}
+	}
 }
 
 static uint64_t progress(void)
@@ -38,7 +54,6 @@ static uint64_t progress(void)
 
 static void *watch(void *unused)
 {
-	const struct timespec second = { .tv_sec = 1 };
 	unsigned int stalled_s = 0;
 	uint64_t last = 0;
 
@@ -46,11 +61,7 @@ static void *watch(void *unused)
 	for (;;) {
 		const uint64_t now = progress();
 
-		syscall(SYS_nanosleep, &second, NULL);
-		if (dump_wanted) {
-			dump_wanted = 0;
-			turn_dump();
-		}
+		sleep_second();
 		if (now != last) {
 			last = now;
 			stalled_s = 0;
@@ -76,7 +87,7 @@ static void *watch(void *unused)
 
 void watchdog_start(void)
 {
-	struct sigaction action = { .sa_handler = want_dump, .sa_flags = SA_RESTART };
+	struct sigaction action = { .sa_handler = want_report, .sa_flags = SA_RESTART };
 	sigset_t all, old;
 	pthread_t thread;
 

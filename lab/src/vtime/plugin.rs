@@ -1,0 +1,127 @@
+//! The plugin and the programs that check it, built from the sources embedded in this program.
+//!
+//! An installed `magpie` has no source tree, and QEMU's plugin interface needs no headers: `make` and
+//! a C compiler are enough. The result is kept by the hash of its sources.
+
+use crate::guest::Progress;
+use crate::place;
+use anyhow::{Context, Result, bail, ensure};
+use sha2::{Digest, Sha256};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+macro_rules! sources {
+    ($($name:literal),* $(,)?) => {
+        const SOURCES: &[(&str, &str)] =
+            &[$(($name, include_str!(concat!("../../vtime/", $name)))),*];
+    };
+}
+
+sources!(
+    "Makefile",
+    "qemu-api.h",
+    "vtime.h",
+    "main.c",
+    "turn.c",
+    "vcpu.c",
+    "mainloop.c",
+    "clock.c",
+    "smt.c",
+    "interpose.c",
+    "patch.c",
+    "report.c",
+    "watchdog.c",
+    "check/vtime-check.c",
+    "check/vtime-load.c",
+    "check/vtime-batch",
+);
+
+/// The plugin, built if need be.
+pub fn build(progress: &Progress) -> Result<PathBuf> {
+    Ok(built(progress)?.join("magpie-vtime.so"))
+}
+
+/// The self-check for the guest: `vtime-check MIPS WINDOW_NS SMT_FACTOR`.
+pub fn check_program(progress: &Progress) -> Result<PathBuf> {
+    Ok(built(progress)?.join("vtime-check"))
+}
+
+/// The fixed load for the guest: `vtime-load LOOPS ROUND_TRIPS`.
+pub fn load_program(progress: &Progress) -> Result<PathBuf> {
+    Ok(built(progress)?.join("vtime-load"))
+}
+
+/// The init of a batch guest.
+pub(super) fn batch_init(progress: &Progress) -> Result<PathBuf> {
+    Ok(built(progress)?.join("vtime-batch"))
+}
+
+/// The folder with everything that is built.
+fn built(progress: &Progress) -> Result<PathBuf> {
+    let mut hash = Sha256::new();
+    for (name, text) in SOURCES {
+        hash.update(name);
+        hash.update(text);
+    }
+    let hash: String = hash.finalize()[..8]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let root = place::lab_dir()?.join("vtime");
+    let folder = root.join(&hash);
+    if folder.is_dir() {
+        return Ok(folder);
+    }
+    let _lock = place::lock(&root.join("build.lock"))?;
+    if folder.is_dir() {
+        return Ok(folder);
+    }
+    progress.say("building the virtual-time plugin");
+    let sources = tempfile::tempdir_in(&root).context("cannot create a folder to build in")?;
+    write_sources(sources.path())?;
+    let result = tempfile::tempdir_in(&root).context("cannot create a folder to build in")?;
+    make(sources.path(), result.path())?;
+    let init = result.path().join("vtime-batch");
+    fs::copy(sources.path().join("check/vtime-batch"), &init)
+        .and_then(|_| fs::set_permissions(&init, PermissionsExt::from_mode(0o755)))
+        .context("cannot copy vtime-batch")?;
+    let finished = result.keep();
+    fs::set_permissions(&finished, PermissionsExt::from_mode(0o755))
+        .and_then(|()| fs::rename(&finished, &folder))
+        .with_context(|| format!("cannot create {}", folder.display()))?;
+    Ok(folder)
+}
+
+fn write_sources(folder: &Path) -> Result<()> {
+    fs::create_dir(folder.join("check")).context("cannot create a folder")?;
+    for (name, text) in SOURCES {
+        fs::write(folder.join(name), text).with_context(|| format!("cannot write {name}"))?;
+    }
+    Ok(())
+}
+
+fn make(sources: &Path, result: &Path) -> Result<()> {
+    ensure!(
+        cfg!(all(target_arch = "x86_64", target_os = "linux")),
+        "virtual time needs an x86-64 Linux host: the plugin replaces functions of QEMU there"
+    );
+    let output = Command::new("make")
+        .args(["-s", "-C"])
+        .arg(sources)
+        .arg(format!("OUT={}", result.display()))
+        .arg("all")
+        .output()
+        .context(
+            "cannot run make; install it and a C compiler: `apt-get install build-essential`",
+        )?;
+    if !output.status.success() {
+        bail!(
+            "cannot build the virtual-time plugin; are a C compiler and the static C library there \
+             (`apt-get install build-essential`)? make says:\n{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(())
+}
