@@ -3,7 +3,7 @@
 use crate::guest::{Guest, GuestOptions, Progress, Stream, explain};
 use crate::kernel::{self, KernelChoice, SERIES};
 use crate::machine::Machine;
-use crate::{image, packages, place, qemu, topology};
+use crate::{image, packages, place, qemu, topology, vtime};
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -76,7 +76,13 @@ struct Run {
     /// Seconds that the command may run.
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     timeout: u64,
-    /// Write exit code, times, kernel and machine as JSON to a file, `-` for standard output.
+    /// On a machine in virtual time: CPUs and timers take turns, and nothing comes from outside, so
+    /// that the output is the same in every run. Printed when the command has ended; `--timeout`
+    /// includes the boot.
+    #[arg(long)]
+    deterministic: bool,
+    /// Write exit code, times, kernel and machine as JSON to a file, `-` for standard output; with
+    /// a machine in virtual time, how well it kept its promises.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Command and its arguments: a program of a package, a busybox applet, or a program of this
@@ -165,6 +171,9 @@ fn run_command(run: &Run) -> Result<u8> {
         command[0] = guest_name(&program)?;
         options.files.push(program);
     }
+    if run.deterministic {
+        return run_deterministic(run, options, scheduler.as_deref(), &command, &spinner);
+    }
     let mut guest = Guest::boot(&options)?;
     if let Some(argv) = &scheduler {
         options.progress.say(&format!("starting {}", argv[0]));
@@ -198,6 +207,7 @@ fn run_command(run: &Run) -> Result<u8> {
             "machine": options.machine,
             "kernel": guest.kernel_release(),
             "accelerator": guest.accelerator(),
+            "fidelity": guest.fidelity()?,
             "result": result,
         });
         write_json(path, &record)?;
@@ -213,6 +223,36 @@ fn run_command(run: &Run) -> Result<u8> {
     }
     guest.shutdown()?;
     Ok(u8::try_from(result.code).unwrap_or(u8::MAX))
+}
+
+/// A run whose output is the same each time: a batch guest on a deterministic machine.
+fn run_deterministic(
+    run: &Run,
+    mut options: GuestOptions,
+    scheduler: Option<&[String]>,
+    command: &[String],
+    spinner: &Spinner,
+) -> Result<u8> {
+    let name = options.machine.name.clone();
+    let time = options.machine.virtual_time.as_mut().with_context(|| {
+        format!("--deterministic needs a machine in virtual time, such as vt16; {name} is none")
+    })?;
+    time.deterministic = true;
+    let job = vtime::batch::job(scheduler, command);
+    let outcome = vtime::batch::run(&options, &job, Duration::from_secs(run.timeout))?;
+    spinner.clear();
+    print!("{}", outcome.output);
+    if let Some(path) = &run.json {
+        let record = json!({
+            "command": command,
+            "scheduler": scheduler,
+            "machine": options.machine,
+            "fidelity": outcome.fidelity,
+            "result": { "code": outcome.code },
+        });
+        write_json(path, &record)?;
+    }
+    Ok(u8::try_from(outcome.code).unwrap_or(u8::MAX))
 }
 
 /// The host program to copy for a command, none if the guest has it.

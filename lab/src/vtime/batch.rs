@@ -81,6 +81,25 @@ pub fn run(options: &GuestOptions, job: &str, timeout: Duration) -> Result<Outco
     })
 }
 
+/// The job that starts a scheduler, runs a command under it and stops it. It ends with the command's
+/// exit code, or with 125 and the scheduler's own words if that did not start or did not last.
+pub fn job(scheduler: Option<&[String]>, command: &[String]) -> String {
+    let command = shell_words::join(command);
+    let Some(scheduler) = scheduler else {
+        return format!("{command}\n");
+    };
+    let scheduler = shell_words::join(scheduler);
+    format!(
+        "state() {{ [ \"$(cat /sys/kernel/sched_ext/state)\" = enabled ]; }}\n\
+         {scheduler} >/run/scheduler 2>&1 & pid=$!\n\
+         for i in $(seq 600); do state && break; sleep 0.1; done\n\
+         state || {{ cat /run/scheduler; exit 125; }}\n\
+         {command}\ncode=$?\n\
+         state || {{ cat /run/scheduler; exit 125; }}\n\
+         kill -INT $pid; wait $pid\nexit $code\n"
+    )
+}
+
 /// Exit code and output between the marks of `vtime-batch`.
 fn parse(console: &str) -> Option<(i32, String)> {
     let (_, rest) = console.split_once(BEGIN)?;
@@ -91,7 +110,15 @@ fn parse(console: &str) -> Option<(i32, String)> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse;
+    use super::{job, parse};
+
+    #[test]
+    fn words_of_a_job_stay_words() {
+        let command = ["echo".to_string(), "a b; c".to_string()];
+        assert_eq!(job(None, &command), "echo 'a b; c'\n");
+        let scheduler = ["/bin/s".to_string(), "--x=1 2".to_string()];
+        assert!(job(Some(&scheduler), &command).contains("/bin/s '--x=1 2' >/run/scheduler"));
+    }
 
     #[test]
     fn the_output_is_between_the_marks() {
