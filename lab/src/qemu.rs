@@ -276,12 +276,25 @@ impl Qemu {
                 .filter(|line| !line.trim().is_empty())
                 .collect();
             if !lines.is_empty() {
-                let tail = lines[lines.len().saturating_sub(TAIL)..].join("\n  ");
+                let tail = tail(&lines).join("\n  ");
                 report.push_str(&format!("\n{title}:\n  {tail}"));
             }
         }
         report
     }
+}
+
+/// The last lines; of a kernel that died also what comes before its registers and call trace, which
+/// is where it says why.
+fn tail<'a>(lines: &'a [&str]) -> &'a [&'a str] {
+    let end = lines.len().saturating_sub(TAIL);
+    let why = ["Kernel panic - ", "BUG: ", "Oops: ", "sysrq: "];
+    let death = lines
+        .iter()
+        .position(|line| why.iter().any(|w| line.contains(w)))
+        .unwrap_or(end);
+    let start = death.min(end);
+    &lines[start..lines.len().min(start.saturating_add(3 * TAIL))]
 }
 
 impl Drop for Qemu {
@@ -453,8 +466,19 @@ fn topology(machine: &Machine, model: &str) -> Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
-    use super::topology;
+    use super::{TAIL, tail, topology};
     use crate::Machine;
+
+    #[test]
+    fn a_report_begins_where_the_kernel_says_why() {
+        let mut lines = vec!["boot"; 100];
+        assert_eq!(tail(&lines).len(), TAIL);
+        lines[50] = "BUG: unable to handle page fault";
+        assert_eq!(tail(&lines)[0], lines[50]);
+        lines.extend(["registers"; 1000]);
+        assert_eq!((tail(&lines)[0], tail(&lines).len()), (lines[50], 3 * TAIL));
+        assert!(tail(&[]).is_empty());
+    }
 
     #[test]
     fn an_even_machine_needs_no_plugging() {
