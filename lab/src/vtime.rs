@@ -31,11 +31,11 @@ pub(crate) const REPORT: &str = "fidelity.json";
 /// The one Intel model for which QEMU 10 gives a package several LLCs. MONITOR/MWAIT would keep idle
 /// vCPUs spinning; x2APIC is what more than 255 CPUs need; the rest is what QEMU's translator lacks
 /// and would complain about once per vCPU.
-const CPU: &str = "SapphireRapids,-monitor,+x2apic,-pcid,-tsc-deadline,-hle,-invpcid,-rtm,-rdseed,\
-    -avx512f,-avx512dq,-avx512-ifma,-avx512cd,-avx512bw,-avx512vl,-avx512vbmi,-avx512-vbmi2,-gfni,\
-    -vaes,-vpclmulqdq,-avx512-vnni,-avx512-bitalg,-avx512-vpopcntdq,-bus-lock-detect,-fsrm,\
-    -serialize,-tsx-ldtrk,-amx-bf16,-avx512-fp16,-amx-tile,-amx-int8,-spec-ctrl,-arch-capabilities,\
-    -ssbd,-avx-vnni,-avx512-bf16,-fzrm,-fsrs,-fsrc,-xfd,-xsavec,-xsaves,-3dnowprefetch,-wbnoinvd";
+const CPU: &str = "SapphireRapids,-monitor,+x2apic,-pcid,-tsc-deadline,-hle,-invpcid,-rtm,-avx512f,-avx512dq,\
+    -avx512ifma,-avx512cd,-avx512bw,-avx512vl,-avx512vbmi,-avx512vbmi2,-gfni,-vpclmulqdq,\
+    -avx512vnni,-avx512bitalg,-avx512-vpopcntdq,-bus-lock-detect,-serialize,-tsx-ldtrk,\
+    -amx-bf16,-avx512-fp16,-amx-tile,-amx-int8,-spec-ctrl,-arch-capabilities,-ssbd,-avx-vnni,\
+    -avx512-bf16,-xfd,-xsavec,-xsaves";
 
 /// Words of the kernel's command line. Parallel bring-up has all CPUs spin for the slowest, each
 /// spin executed one after the other here.
