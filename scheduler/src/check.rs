@@ -2,7 +2,7 @@
 //! kernel's own answer is a bare error number.
 //!
 //! Each [`Obstacle`] says what is missing and what to do about it. The files are
-//! read below given roots, so that the tests make their own `/sys` and `/proc`.
+//! read below a given root, so that the tests make their own `/sys` and `/proc`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -54,6 +54,18 @@ pub enum Obstacle {
         release: String,
     },
 
+    /// libbpf cannot answer what the BPF side asks of the configuration.
+    #[error(
+        "the configuration of kernel {release} is in neither /proc/config.gz nor \
+         /boot/config-{release}, and the BPF programs depend on it.\n\
+         Put it at /boot/config-{release} (it comes with the kernel's package), or boot a kernel \
+         built with CONFIG_IKCONFIG_PROC"
+    )]
+    NoKernelConfig {
+        /// As `uname -r` prints it.
+        release: String,
+    },
+
     /// Not root, and not the capabilities either.
     #[error(
         "no permission to load a scheduler (that takes CAP_SYS_ADMIN, or CAP_BPF and CAP_PERFMON).\n\
@@ -81,18 +93,13 @@ const WHERE_TO_GET_ONE: &str = "among those that do are Arch, CachyOS, Fedora 41
 /// Where the kernel's files are.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// `/sys`
-    pub sys: PathBuf,
-    /// `/proc`
-    pub proc: PathBuf,
+    /// What `/sys`, `/proc` and `/boot` are below.
+    pub root: PathBuf,
 }
 
 impl Default for Host {
     fn default() -> Self {
-        Host {
-            sys: "/sys".into(),
-            proc: "/proc".into(),
-        }
+        Host { root: "/".into() }
     }
 }
 
@@ -103,16 +110,19 @@ impl Host {
     /// The first obstacle found; those that no user can remove come first.
     pub fn check(&self) -> Result<(), Obstacle> {
         let release = self
-            .read("proc", "sys/kernel/osrelease")
+            .read("proc/sys/kernel/osrelease")
             .unwrap_or("of unknown version".into());
-        if !self.sys.join("kernel/sched_ext").is_dir() {
+        if !self.has("sys/kernel/sched_ext") {
             return Err(match version(&release) {
                 Some(version) if version < FIRST_KERNEL => Obstacle::KernelTooOld { release },
                 _ => Obstacle::NoSchedExt { release },
             });
         }
-        if !self.sys.join("kernel/btf/vmlinux").exists() {
+        if !self.has("sys/kernel/btf/vmlinux") {
             return Err(Obstacle::NoBtf { release });
+        }
+        if !self.has("proc/config.gz") && !self.has(&format!("boot/config-{release}")) {
+            return Err(Obstacle::NoKernelConfig { release });
         }
         if !self.may_load() {
             return Err(Obstacle::NoPermission);
@@ -122,7 +132,7 @@ impl Host {
 
     /// Unknown counts as yes: then the kernel itself decides.
     fn may_load(&self) -> bool {
-        let Some(status) = self.read("proc", "self/status") else {
+        let Some(status) = self.read("proc/self/status") else {
             return true;
         };
         let Some(effective) = status
@@ -140,12 +150,12 @@ impl Host {
     fn wait_until_free(&self) -> Result<(), Obstacle> {
         let deadline = Instant::now() + LEAVING_TIMEOUT;
         loop {
-            match self.read("sys", "kernel/sched_ext/state").as_deref() {
+            match self.read("sys/kernel/sched_ext/state").as_deref() {
                 None | Some("disabled") => return Ok(()),
                 Some("disabling") if Instant::now() < deadline => sleep(Duration::from_millis(50)),
                 Some(state) => {
                     let name = self
-                        .read("sys", "kernel/sched_ext/root/ops")
+                        .read("sys/kernel/sched_ext/root/ops")
                         .filter(|name| !name.is_empty())
                         .unwrap_or_else(|| format!("unnamed, its state is {state:?}"));
                     return Err(Obstacle::OtherScheduler { name });
@@ -154,9 +164,17 @@ impl Host {
         }
     }
 
-    fn read(&self, root: &str, path: &str) -> Option<String> {
-        let root = if root == "sys" { &self.sys } else { &self.proc };
-        Some(fs::read_to_string(root.join(path)).ok()?.trim().to_string())
+    fn has(&self, path: &str) -> bool {
+        self.root.join(path).exists()
+    }
+
+    fn read(&self, path: &str) -> Option<String> {
+        Some(
+            fs::read_to_string(self.root.join(path))
+                .ok()?
+                .trim()
+                .to_string(),
+        )
     }
 }
 
@@ -173,14 +191,14 @@ fn version(release: &str) -> Option<(u32, u32)> {
 /// * `log`: the end of what libbpf and the verifier said, oldest first.
 /// * `verbose`: the user has already seen the log.
 pub fn explain_load_failure(malformed: &[String], log: &[String], verbose: bool) -> String {
-    if !malformed.is_empty() {
+    if let Some(first) = malformed.first() {
         return format!(
             "this kernel's BTF is broken, so that no sched_ext scheduler can be loaded: it was made \
              with a pahole older than 1.26, which leaves the hidden argument of KF_IMPLICIT_ARGS \
-             functions in their public prototypes ({}).\nBoot another build of this kernel: of \
-             Debian's 7.2.12, deb13 has the fault and deb14 does not; or build it with pahole 1.26 \
-             or newer",
-            malformed.join(", ")
+             functions in their public prototypes ({first} and {} others).\nBoot another build of \
+             this kernel: of Debian's 7.2, those with +deb13 in their name have the fault and those \
+             with +deb14 do not; or build it with pahole 1.26 or newer",
+            malformed.len() - 1
         );
     }
     if verbose || log.is_empty() {
@@ -208,6 +226,10 @@ mod tests {
                 .file("proc/self/status", "Name:\tx\nCapEff:\t000001ffffffffff\n")
                 .file("sys/kernel/sched_ext/state", "disabled\n")
                 .file("sys/kernel/btf/vmlinux", "")
+                .file(
+                    "boot/config-7.2.12+deb14-cloud-amd64",
+                    "CONFIG_PREEMPT_RCU=y\n",
+                )
         }
 
         fn file(self, path: &str, content: &str) -> Machine {
@@ -228,11 +250,8 @@ mod tests {
         }
 
         fn check(&self) -> Result<(), Obstacle> {
-            Host {
-                sys: self.0.path().join("sys"),
-                proc: self.0.path().join("proc"),
-            }
-            .check()
+            let root = self.0.path().to_path_buf();
+            Host { root }.check()
         }
 
         fn obstacle(&self) -> String {
@@ -268,6 +287,17 @@ mod tests {
     fn a_kernel_without_btf() {
         let text = Machine::good().without("sys/kernel/btf/vmlinux").obstacle();
         assert!(text.contains("CONFIG_DEBUG_INFO_BTF"), "{text}");
+    }
+
+    #[test]
+    fn the_configuration_may_be_in_either_place() {
+        let machine = Machine::good().without("boot");
+        let text = machine.obstacle();
+        assert!(
+            text.contains("/boot/config-7.2.12+deb14-cloud-amd64"),
+            "{text}"
+        );
+        assert_eq!(machine.file("proc/config.gz", "").check(), Ok(()));
     }
 
     #[test]
@@ -313,7 +343,10 @@ mod tests {
         let state = machine.0.path().join("sys/kernel/sched_ext/state");
         let leaving = std::thread::spawn(move || {
             sleep(Duration::from_millis(120));
-            fs::write(state, "disabled\n").unwrap();
+            // Renamed and not rewritten: the kernel's file is never empty.
+            let next = state.with_extension("next");
+            fs::write(&next, "disabled\n").unwrap();
+            fs::rename(next, state).unwrap();
         });
         assert_eq!(machine.check(), Ok(()));
         leaving.join().unwrap();
