@@ -1,0 +1,126 @@
+//! Schedulers in guests: started, stopped, their death explained; on every kernel of the matrix.
+//!
+//! A scheduler is needed that does not depend on what is being developed here: the tests use a
+//! published one, from target/peers/bin or PATH, and say so when there is none.
+
+use anyhow::{Context, Result, ensure};
+use magpie_lab::{KernelChoice, Stream, kernel, place};
+use magpie_tests::boot;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const SHORT: Duration = Duration::from_secs(60);
+const PEER: &str = "scx_cosmos";
+
+fn peer() -> Result<PathBuf> {
+    let tree = place::source_tree().map(|tree| tree.join("target/peers/bin"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = tree.into_iter().chain(std::env::split_paths(&path));
+    folders
+        .map(|folder| folder.join(PEER))
+        .find(|file| file.is_file())
+        .with_context(|| {
+            format!("{PEER} is missing; `cargo install {PEER} --root target/peers` provides it")
+        })
+}
+
+fn command() -> Vec<String> {
+    vec![PEER.to_string()]
+}
+
+#[test]
+fn a_scheduler_starts_works_and_stops_on_every_kernel() -> Result<()> {
+    let peer = peer()?;
+    for series in kernel::SERIES {
+        let mut guest = boot("tiny2", |options| {
+            options.kernel = KernelChoice::Series(series.to_string());
+            options.files = vec![peer.clone()];
+            options.packages = vec!["rt-tests".into()];
+        })?;
+        let state = ["cat", "/sys/kernel/sched_ext/state"];
+        ensure!(
+            guest.kernel_release().starts_with(series),
+            "{}",
+            guest.kernel_release()
+        );
+        assert_eq!(guest.capture(&state, SHORT)?.trim(), "disabled");
+        for _ in 0..2 {
+            guest.start_scheduler(&command())?;
+            assert_eq!(guest.capture(&state, SHORT)?.trim(), "enabled");
+            let argv = ["hackbench", "-g", "1", "-l", "20"].map(str::to_string);
+            let mut output = Vec::new();
+            let result = guest.exec(&argv, SHORT, &mut |stream, bytes| {
+                if stream == Stream::Stdout {
+                    output.extend_from_slice(bytes);
+                }
+            })?;
+            ensure!(result.code == 0, "hackbench: {result:?}");
+            ensure!(
+                String::from_utf8_lossy(&output).contains("Time:"),
+                "hackbench says its time"
+            );
+            ensure!(guest.scheduler_died()?.is_none(), "{PEER} is alive");
+            let exit = guest.stop_scheduler()?;
+            ensure!(exit.code == 0 && exit.state == "disabled", "{exit:?}");
+        }
+        guest.into_guest().shutdown()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_scheduler_that_the_kernel_throws_out_says_why() -> Result<()> {
+    let peer = peer()?;
+    let mut guest = boot("tiny2", |options| options.files = vec![peer])?;
+    guest.start_scheduler(&command())?;
+    // SysRq-S tells the kernel to put all tasks back to the fair class.
+    guest.capture(&["sh", "-c", "echo S > /proc/sysrq-trigger"], SHORT)?;
+    let exit = guest
+        .scheduler_died()?
+        .context("the scheduler was thrown out")?;
+    ensure!(exit.state == "disabled", "{exit:?}");
+    let log = exit.kernel_log.join("\n");
+    ensure!(
+        log.contains("sched_ext") && log.contains("disabled"),
+        "no reason in {exit:?}"
+    );
+    ensure!(
+        guest.stop_scheduler()? == exit,
+        "the exit is kept until it is taken"
+    );
+    ensure!(
+        guest.scheduler_died()?.is_none(),
+        "there is no scheduler any more"
+    );
+    guest
+        .start_scheduler(&command())
+        .context("a guest serves one scheduler after the other")?;
+    Ok(())
+}
+
+#[test]
+fn a_scheduler_that_cannot_start_says_why() -> Result<()> {
+    let peer = peer()?;
+    let mut guest = boot("tiny2", |options| options.files = vec![peer])?;
+    let argv = [PEER, "--no-such-option"].map(str::to_string);
+    let error = guest
+        .start_scheduler(&argv)
+        .expect_err("an unknown option")
+        .to_string();
+    ensure!(
+        error.contains("--no-such-option") && error.contains("exit code"),
+        "{error}"
+    );
+    let error = guest
+        .start_scheduler(&["scx_none".into()])
+        .expect_err("missing")
+        .to_string();
+    ensure!(error.contains("scx_none"), "{error}");
+    guest.start_scheduler(&command())?;
+    let error = guest
+        .start_scheduler(&command())
+        .expect_err("one at a time")
+        .to_string();
+    ensure!(error.contains("already running"), "{error}");
+    Ok(())
+}
