@@ -112,6 +112,9 @@ struct Machines {
 struct Check {
     #[command(flatten)]
     vm: Vm,
+    /// Seconds that the self-check of a machine in virtual time may take.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    timeout: u64,
 }
 
 /// Runs `magpie lab`; the process's exit code.
@@ -368,8 +371,50 @@ fn check_machine(args: &Check) -> Result<u8> {
     println!(
         "{machine}: kernel {release} sees its siblings, caches, nodes and domains as asked for"
     );
+    if options.machine.virtual_time.is_some() {
+        check_time(&mut guest, &options.machine, args.timeout)?;
+    }
     guest.shutdown()?;
     Ok(0)
+}
+
+/// The self-check of a machine in virtual time, and how well it kept its promises meanwhile.
+fn check_time(guest: &mut Guest, machine: &Machine, timeout: u64) -> Result<()> {
+    let timeout = Duration::from_secs(timeout);
+    let check = vtime::selfcheck::run(guest, machine, timeout)?;
+    println!(
+        "loops: {:+.3} % alone, {:+.3} % on all cores{}; sleep {:+.0} ns{}",
+        check.loop_alone_percent,
+        check.loop_all_percent,
+        check
+            .loop_siblings_percent
+            .map(|percent| format!(", {percent:+.3} % on all threads"))
+            .unwrap_or_default(),
+        check.sleep_error_ns,
+        check
+            .ipi_round_trip_ns
+            .map(|ns| format!("; interrupt and answer {ns:.0} ns"))
+            .unwrap_or_default()
+    );
+    if let Some(f) = guest.fidelity()? {
+        println!(
+            "{:.3} s of virtual time in {:.1} s, {:.0} million instructions per second; \
+             windows of {} ns broken {} times, timers at most {} ns late",
+            f.virtual_seconds,
+            f.real_seconds,
+            f.real_mips,
+            f.window_ns,
+            f.windows_broken,
+            f.timer_late_max_ns
+        );
+    }
+    ensure!(
+        check.holds,
+        "the machine {} does not keep time: loops must be within 1 %, sleep within the window, an \
+         interrupt and its answer within two",
+        machine.name
+    );
+    Ok(())
 }
 
 fn write_json(path: &Path, value: &serde_json::Value) -> Result<()> {

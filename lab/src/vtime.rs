@@ -16,12 +16,14 @@
 pub mod batch;
 pub mod fidelity;
 pub mod plugin;
+pub mod selfcheck;
 
 use crate::emulator;
 use crate::guest::{Accelerator, GuestOptions};
 use crate::machine::Machine;
 use anyhow::{Context, Result, ensure};
 pub use fidelity::Fidelity;
+pub use selfcheck::SelfCheck;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -141,6 +143,9 @@ pub fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
 
     let mut options = options.clone();
     options.accelerator = Some(Accelerator::Tcg);
+    options
+        .files
+        .push(plugin::check_program(&options.progress)?);
     options.cpu.get_or_insert_with(|| CPU.to_string());
     options.qemu_program = Some(emulator.program);
     let path = |p: &std::path::Path| p.display().to_string();
