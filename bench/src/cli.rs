@@ -413,8 +413,8 @@ fn describe_counters(report: &Report, which: ShowCounters) -> String {
         }
         last = Some(run);
         text.push_str(&format!(
-            "\n{} under {} counted per run of {} {case}:\n",
-            row.workload, row.scheduler, row.workload
+            "\n{}, {} {case}, per run:\n",
+            row.scheduler, row.workload
         ));
         text.push_str(&counters::describe(&row.counters, "  "));
     }

@@ -13,6 +13,25 @@ pub struct Record {
     pub event: Event,
 }
 
+impl Record {
+    /// Does the event happen on or to one of these CPUs, or to this task?
+    pub fn concerns(&self, task: i32, cpus: &[usize]) -> bool {
+        let (tasks, target) = match self.event {
+            Event::Switch { prev, next, .. } => ([prev, next], None),
+            Event::Wakeup { pid, target, .. } | Event::Migrate { pid, target } => {
+                ([pid, pid], Some(target))
+            }
+            Event::Fork { parent, child } => ([parent, child], None),
+            Event::Affinity { pid, .. } => ([pid, pid], None),
+            Event::Kick { target } | Event::Hotplug { target, .. } => ([-1, -1], Some(target)),
+            Event::IdleEnter | Event::IdleExit | Event::Sign => ([-1, -1], None),
+        };
+        tasks.contains(&task)
+            || cpus.contains(&self.cpu)
+            || target.is_some_and(|t| cpus.contains(&t))
+    }
+}
+
 /// What happened. Pid 0 is the idle task of the CPU.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {

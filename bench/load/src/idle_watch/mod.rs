@@ -62,6 +62,9 @@ pub struct Args {
     /// How many of the worst cases to list
     #[arg(long, default_value_t = 5)]
     worst: usize,
+    /// Print what the trace shows around the worst case
+    #[arg(long)]
+    explain: bool,
     /// Plant stranded tasks (in an isolated cpuset without load balancing) and check that they are
     /// found, and that none is found where none is
     #[arg(long, conflicts_with_all = ["stress", "scheduler"])]
@@ -81,6 +84,8 @@ struct Watch {
     missing: Vec<&'static str>,
     /// Why the watch ended early, if the scheduler died.
     died: Option<String>,
+    /// The events around the worst case, with `--explain`.
+    events: Vec<String>,
 }
 
 /// Watches and reports.
@@ -185,6 +190,7 @@ fn watch(args: &Args, scheduler: &str, seed: u64) -> Result<Watch> {
         sum: Analysis::default(),
         missing: recorder.missing.clone(),
         died: None,
+        events: Vec::new(),
     };
     while sum.seconds < args.seconds.as_secs_f64() {
         if Instant::now() > limit {
@@ -254,6 +260,29 @@ fn record(
     Ok((setting, trace))
 }
 
+/// The events of the task and the two CPUs of a stretch, from a little before it to a little after.
+fn around(stretch: &Stretch, trace: &Trace) -> Vec<String> {
+    const MARGIN_NS: u64 = 200_000;
+    const LINES: usize = 80;
+    let (from, to) = (
+        stretch.at_ns - MARGIN_NS,
+        stretch.at_ns + stretch.ns + MARGIN_NS,
+    );
+    trace
+        .records
+        .iter()
+        .filter(|r| {
+            (from..to).contains(&r.time)
+                && r.concerns(stretch.pid, &[stretch.cpu, stretch.idle_cpu])
+        })
+        .take(LINES)
+        .map(|r| {
+            let ms = (r.time as f64 - stretch.at_ns as f64) / 1e6;
+            format!("{ms:>10.3} ms  CPU {:<3} {:?}", r.cpu, r.event)
+        })
+        .collect()
+}
+
 /// The affinity of every task in the system.
 fn affinities() -> HashMap<i32, CpuSet> {
     let numbers = |folder: &str| -> Vec<i32> {
@@ -312,6 +341,12 @@ impl Watch {
             .sort_by_key(|(stretch, _)| std::cmp::Reverse(stretch.own_ns()));
     }
 
+    fn worst_ns(&self) -> u64 {
+        self.violations
+            .first()
+            .map_or(0, |(stretch, _)| stretch.own_ns())
+    }
+
     /// How many violations are longer than 1, 2, 4, ... ticks.
     fn distribution(&self) -> Vec<(u64, usize)> {
         let longer = |ticks: u64| {
@@ -362,6 +397,9 @@ impl Watch {
                 stretch.idle_cpu,
                 stretch.at_ns as f64 / 1e9
             );
+        }
+        for line in &self.events {
+            let _ = writeln!(text, "    {line}");
         }
         if self.sum.late_host > 0 {
             let _ = writeln!(
