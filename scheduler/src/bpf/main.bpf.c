@@ -106,7 +106,7 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 
 	/* Taken from another CPU's queue. */
 	if (ts->cpu != cpu)
-		join_clock(ts, cpu);
+		join_after_move(ts, cpu);
 
 	start_running(state, ts);
 }

@@ -26,7 +26,7 @@ static __always_inline s32 place_wakeup(struct task_struct *p, s32 prev_cpu, u64
 	if (!ts)
 		return cpu;
 
-	join_clock(ts, cpu);
+	join_after_sleep(ts, cpu);
 	count_event(state_of(bpf_get_smp_processor_id()), EVENT_WAKE_IDLE, 1);
 	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, 0);
 	return cpu;
