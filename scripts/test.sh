@@ -62,7 +62,24 @@ tests() {
 
 c_sources() { git ls-files -z '*.c' '*.h'; }
 format_is_kept() { c_sources | xargs -0 clang-format-19 --dry-run --Werror; }
-export -f c_sources format_is_kept
+
+# What make install puts into an empty folder, make uninstall takes away again,
+# and nothing of others'.
+installation_is_clean() {
+	local folder status=1
+	folder=$(mktemp -d)
+	mkdir -p "$folder/usr/local/bin" && touch "$folder/usr/local/bin/other"
+	make --no-print-directory install DESTDIR="$folder" >/dev/null &&
+		"$folder/usr/local/bin/scx_magpie" --version &&
+		grep -q '^ExecStart=/usr/local/bin/scx_magpie$' \
+			"$folder/usr/lib/systemd/system/scx_magpie.service" &&
+		make --no-print-directory uninstall DESTDIR="$folder" >/dev/null &&
+		[ "$(find "$folder" -type f)" = "$folder/usr/local/bin/other" ] &&
+		status=0
+	rm -rf "$folder"
+	return $status
+}
+export -f c_sources format_is_kept installation_is_clean
 
 check "Rust format" cargo fmt --all --check
 check "C format" bash -c format_is_kept
@@ -73,6 +90,7 @@ if [ -e tests/native/Makefile ]; then
 fi
 # The guests run release builds: what users run.
 check "release build" cargo build --release --workspace
+check "installation" bash -c installation_is_clean
 tests "tests in virtual machines" cargo test -p magpie-tests --no-fail-fast -- --test-threads=1
 
 for failure in "${failures[@]}"; do

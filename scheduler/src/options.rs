@@ -152,12 +152,21 @@ impl Options {
     pub fn read() -> Result<Options> {
         let arguments: Vec<OsString> = std::env::args_os().collect();
         let given = Options::try_parse_from(&arguments).unwrap_or_else(|error| error.exit());
+        if given.starts_nothing() {
+            return Ok(given);
+        }
         let from_file = match &given.config {
             Some(path) => read_config(path)?,
             None if Path::new(DEFAULT_CONFIG).exists() => read_config(Path::new(DEFAULT_CONFIG))?,
             None => return Ok(given),
         };
         Options::combine(from_file, arguments).map_err(|error| error.exit())
+    }
+
+    /// Then the configuration file is of no concern: a mistake in it must not
+    /// keep anybody from reading the manual page.
+    fn starts_nothing(&self) -> bool {
+        self.document.is_some() || self.help_stats || self.stats_json || self.monitor.is_some()
     }
 
     /// Both sources in one command line; clap's rule that the last one wins
@@ -302,6 +311,19 @@ mod tests {
         let options = with_config(text, &["--slice-us", "5000", "--no-steal=false"]);
         assert_eq!(options.settings.slice_us, Some(5000));
         assert!(!options.settings.no_steal);
+    }
+
+    #[test]
+    fn only_a_start_reads_the_file() {
+        assert!(!parse(&["--stats=1"]).unwrap().starts_nothing());
+        for other in [
+            &["man"][..],
+            &["completions", "bash"],
+            &["--help-stats"],
+            &["--monitor=1"],
+        ] {
+            assert!(parse(other).unwrap().starts_nothing(), "{other:?}");
+        }
     }
 
     #[test]
