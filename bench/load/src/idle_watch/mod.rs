@@ -201,11 +201,15 @@ fn watch(args: &Args, scheduler: &str, seed: u64) -> Result<Watch> {
         }
         let left = Duration::from_secs_f64(args.seconds.as_secs_f64() - sum.seconds);
         let (setting, trace) = record(&recorder, kib_per_cpu, args, left)?;
+        let worst = sum.worst_ns();
         sum.add(
             &setting,
             &analysis::analyse(&setting, &trace.records),
             &trace.names,
         );
+        if args.explain && sum.worst_ns() > worst {
+            sum.events = around(&sum.violations[0].0, &trace);
+        }
     }
     Ok(sum)
 }
