@@ -3,8 +3,8 @@
 //! A scheduler is needed that does not depend on what is being developed here: the tests use a
 //! published one, from target/peers/bin or PATH, and say so when there is none.
 
-use anyhow::{Context, Result, ensure};
-use magpie_lab::{KernelChoice, Stream, kernel, place};
+use anyhow::{Context, Result, bail, ensure};
+use magpie_lab::{KernelChoice, Stream, guest, kernel, place};
 use magpie_tests::boot;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -46,7 +46,14 @@ fn a_scheduler_starts_works_and_stops_on_every_kernel() -> Result<()> {
         assert_eq!(guest.capture(&state, SHORT)?.trim(), "disabled");
         for _ in 0..2 {
             guest.start_scheduler(&command())?;
-            assert_eq!(guest.capture(&state, SHORT)?.trim(), "enabled");
+            let found = guest.capture(&state, SHORT)?;
+            if found.trim() != "enabled" {
+                let exit = guest.scheduler_died()?;
+                let why = exit
+                    .as_ref()
+                    .map_or("it is alive".to_string(), guest::explain);
+                bail!("kernel {series}: the state is {found} after the start: {why}");
+            }
             let argv = ["hackbench", "-g", "1", "-l", "20"].map(str::to_string);
             let mut output = Vec::new();
             let result = guest.exec(&argv, SHORT, &mut |stream, bytes| {
@@ -59,7 +66,9 @@ fn a_scheduler_starts_works_and_stops_on_every_kernel() -> Result<()> {
                 String::from_utf8_lossy(&output).contains("Time:"),
                 "hackbench says its time"
             );
-            ensure!(guest.scheduler_died()?.is_none(), "{PEER} is alive");
+            if let Some(exit) = guest.scheduler_died()? {
+                bail!("kernel {series}: {PEER} died: {}", guest::explain(&exit));
+            }
             let exit = guest.stop_scheduler()?;
             ensure!(exit.code == 0 && exit.state == "disabled", "{exit:?}");
         }

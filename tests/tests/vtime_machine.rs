@@ -1,0 +1,155 @@
+//! What the virtual-time machine promises: it keeps time, it repeats, it ends when told to, and a
+//! hang is reported with the state of each vCPU.
+
+use anyhow::{Context, Result, ensure};
+use magpie_lab::vtime::{batch, selfcheck};
+use magpie_lab::{GuestOptions, Machine};
+use magpie_tests::{boot, build_agent};
+use nix::sys::ptrace;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Real time that a guest may take for something short, on a host that is busy.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+fn shell(script: &str) -> Vec<String> {
+    ["sh", "-c", script].map(str::to_string).into()
+}
+
+fn keeps_time(name: &str) -> Result<()> {
+    let mut guest = boot(name, |_| {})?;
+    let check = selfcheck::run(&mut guest, &Machine::find(name)?, PATIENCE)?;
+    ensure!(check.holds, "{name}: {check:?}");
+    let fidelity = guest.fidelity()?.context("a machine in virtual time")?;
+    ensure!(
+        fidelity.timer_late_max_ns <= fidelity.window_ns as i64,
+        "{name}: a timer was {} ns late",
+        fidelity.timer_late_max_ns
+    );
+    ensure!(
+        fidelity.instructions > 0 && fidelity.vcpus.len() == fidelity.cpus as usize,
+        "{name}: {fidelity:?}"
+    );
+    guest.into_guest().shutdown()
+}
+
+#[test]
+fn a_small_machine_keeps_time() -> Result<()> {
+    keeps_time("vt4")
+}
+
+#[test]
+fn a_machine_with_smt_keeps_time() -> Result<()> {
+    keeps_time("vt16")
+}
+
+#[test]
+fn idle_time_costs_nothing() -> Result<()> {
+    let mut guest = boot("vt4", |_| {})?;
+    let began = Instant::now();
+    guest.capture(&["sleep", "600"], PATIENCE)?;
+    let real = began.elapsed();
+    ensure!(
+        real < Duration::from_secs(200),
+        "600 s of virtual sleep took {real:?}"
+    );
+    guest.into_guest().shutdown()
+}
+
+#[test]
+fn a_deterministic_machine_repeats_itself() -> Result<()> {
+    build_agent()?;
+    let mut machine = Machine::find("vt4")?;
+    machine
+        .virtual_time
+        .as_mut()
+        .context("vt4 is in virtual time")?
+        .deterministic = true;
+    let options = GuestOptions {
+        machine,
+        ..GuestOptions::default()
+    };
+    // Forks, pipes and wakeups on all CPUs, and the clock to the nanosecond.
+    let job = "for i in 1 2 3 4 5 6; do (seq 2000 | sort -n | md5sum) & done; wait; \
+               grep cpu /proc/stat; cat /proc/schedstat; grep . /proc/uptime";
+    let first = batch::run(&options, job, PATIENCE)?;
+    let second = batch::run(&options, job, PATIENCE)?;
+    assert_eq!(first.code, 0, "{}", first.output);
+    ensure!(first.output.lines().count() > 10, "{}", first.output);
+    assert_eq!(first.output, second.output);
+    assert_eq!(first.fidelity.instructions, second.fidelity.instructions);
+    assert_eq!(first.fidelity.vcpus, second.fidelity.vcpus);
+    assert_eq!(first.fidelity.turns_given, second.fidelity.turns_given);
+    Ok(())
+}
+
+#[test]
+fn a_batch_job_has_an_exit_code() -> Result<()> {
+    build_agent()?;
+    let options = GuestOptions {
+        machine: Machine::find("vt4")?,
+        ..GuestOptions::default()
+    };
+    let outcome = batch::run(&options, "echo out; echo err >&2; exit 3", PATIENCE)?;
+    assert_eq!(outcome.code, 3);
+    assert_eq!(outcome.output, "out\nerr\n");
+    assert_eq!(outcome.fidelity.end, "exit");
+    Ok(())
+}
+
+#[test]
+fn sigterm_ends_it_while_all_cpus_work() -> Result<()> {
+    let mut guest = boot("vt16", |_| {})?;
+    let hogs = "for i in $(seq 32); do (while :; do :; done) & done; echo started";
+    guest.exec(&shell(hogs), PATIENCE, &mut |_, _| {})?;
+    let pid = guest.qemu_pid();
+    kill(Pid::from_raw(pid as i32), Signal::SIGTERM)?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let gone = || {
+        // A zombie has ended: its parent, this process, reaps it a moment later.
+        std::fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |s| s.contains(") Z "))
+    };
+    while !gone() {
+        ensure!(
+            Instant::now() < deadline,
+            "QEMU did not end within 60 s of SIGTERM"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_hang_is_reported_with_each_cpu() -> Result<()> {
+    let mut guest = boot("vt4", |options| {
+        if let Some(time) = options.machine.virtual_time.as_mut() {
+            time.hang_seconds = 3;
+        }
+    })?;
+    // A vCPU whose thread does not run is what a fault of the plugin would look like. Stopped by
+    // ptrace, which alone can stop one thread; QEMU is a child of this process.
+    let thread = Pid::from_raw(guest.qemu_threads()?[1] as i32);
+    ensure!(
+        Path::new(&format!("/proc/{}/task/{thread}", guest.qemu_pid())).exists(),
+        "{thread} is no thread of QEMU"
+    );
+    ptrace::seize(thread, ptrace::Options::empty()).context("ptrace a vCPU's thread")?;
+    ptrace::interrupt(thread).context("stop a vCPU's thread")?;
+    let hogs = shell("for i in 0 1 2 3; do taskset -c $i sh -c ': $((1+1))'; done");
+    let error = guest
+        .exec(&hogs, PATIENCE, &mut |_, _| {})
+        .expect_err("one vCPU of four does not run");
+    let error = format!("{error:#}");
+    for part in [
+        "no progress for 3 s",
+        "cpu 0 ",
+        "cpu 1 ",
+        "cpu 2 ",
+        "cpu 3 ",
+    ] {
+        ensure!(error.contains(part), "\"{part}\" is missing in:\n{error}");
+    }
+    Ok(())
+}
