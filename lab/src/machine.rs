@@ -191,7 +191,7 @@ impl Machine {
                 .iter()
                 .all(|llc| (llc.cores, llc.threads) == (self.llc[0].cores, self.llc[0].threads));
             ensure!(
-                packages >= 1 && self.llcs() % packages == 0 && even,
+                packages >= 1 && self.llcs().is_multiple_of(packages) && even,
                 "{} LLCs cannot be divided into {packages} packages: that takes equal LLCs, as many \
                  in each package",
                 self.llcs()

@@ -38,13 +38,17 @@ const TAIL: usize = 30;
 /// into the end of QEMU. The TSC of a vCPU is the host's, so it needs no watchdog, which on a busy
 /// host would take a preempted vCPU for a broken clock. For the same reason the timer's interrupt is
 /// not tested at boot: on a host that was busy just then 1 of 28 guests panicked for want of it.
+/// Up to the start of the agent, which lowers it, the log level lets the console tell where a boot is
+/// stuck. Bringing up CPUs in parallel makes those that wait spin on host CPUs that others need.
 const CMDLINE: &[&str] = &[
     "console=ttyS0",
-    "quiet",
+    "loglevel=7",
     "panic=-1",
     "oops=panic",
     "mitigations=off",
     "tsc=reliable",
+    "no_timer_check",
+    "cpuhp.parallel=0",
 ];
 
 /// A running (or ended) QEMU; dropping it kills the process and removes its folder.

@@ -2,6 +2,7 @@
 //! reaped with their resource usage.
 
 use magpie_guest::{ExecResult, Stream};
+use nix::sys::signal::SigSet;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -34,12 +35,23 @@ impl Process {
     pub fn start(argv: &[String]) -> Result<Process, String> {
         let (program, arguments) = argv.split_first().ok_or("an empty command")?;
         let started = Instant::now();
-        let mut child = Command::new(program)
+        let mut command = Command::new(program);
+        command
             .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .process_group(0)
+            .process_group(0);
+        // The agent blocks SIGCHLD for its signalfd and children inherit that: a shell that waits
+        // for its background jobs would wait for ever.
+        // SAFETY: between fork and exec only sigprocmask is called, which is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                SigSet::empty().thread_set_mask()?;
+                Ok(())
+            });
+        }
+        let mut child = command
             .spawn()
             .map_err(|e| format!("cannot start {program} in the guest: {e}"))?;
         let mut pipes = Vec::new();
