@@ -9,67 +9,113 @@
  *
  *   slice used up, due? --no--> nothing
  *        | yes
- *   a queue longer than ours by two?           --> pull its first task
- *   ours empty, another's not, rotation due?   --> pull its first task:
- *        the odd one out changes, so that in time every task had its share
+ *   a queue longer than ours by two?                  --> pull its first task
+ *   a clock of our LLC well behind ours?              --> pull its first task
+ *   nothing waits here, something in another LLC,
+ *   and the last such pull was a while ago?           --> pull its first task
  *
- * Source: the rule of two is the kernel's; the rotation replaces its imbalance
- * percentages, which leave a difference of one alone for long.
+ * The first rule is the kernel's, and fast. The second is what makes shares
+ * equal in the end, whatever made them unequal (a difference of one task, a
+ * real-time task, a vCPU that the host held back): a clock that is behind means
+ * that the tasks there had less than ours, so one of them comes here, where it
+ * is first in line, and the odd one out changes. The kernel's percentages of
+ * imbalance leave a difference of one alone for long.
+ *
+ * What it does not do: compare clocks of different LLCs, which drift apart while
+ * one is idle; there, the odd task changes at a fixed, low rate.
  */
 #ifndef __MAGPIE_BALANCE_BPF_H
 #define __MAGPIE_BALANCE_BPF_H
 
-/* How often a busy CPU looks around; rotation moves a task at most this often. */
+/* How often a busy CPU looks around, so also the most it pulls. */
 const volatile u64 balance_interval_ns = 20000000;
 
+/* How far behind a clock must be. Less would move tasks for one slice's worth. */
+const volatile u64 balance_margin_ns = 8000000;
+
+#define ROTATION_INTERVALS 5
 #define BALANCE_VICTIMS 8 /* queues looked at in one round */
 
-/*
- * The first overloaded CPU from @from on whose queue is longer than @length by
- * at least @margin, or NO_PLACE.
- */
-__noinline u32 find_longer_queue(s32 cpu, u32 from, u32 end, u32 length)
+/* What a round has found so far. */
+struct balance_round {
+	s32 cpu;
+	u32 length; /* of the own queue */
+	u64 clock; /* victims must be behind this */
+	bool may_rotate;
+	u32 victim; /* or NO_PLACE */
+};
+
+/* Look at the overloaded CPUs of [from, end); whether the round is decided. */
+static __always_inline bool look_around(struct balance_round *round, u32 from, u32 end)
 {
+	u32 llc = topology_of(round->cpu)->llc;
 	u32 place = from;
+	bool decided = false;
 	int i;
 
 	bpf_for(i, 0, BALANCE_VICTIMS) {
-		u32 victim;
+		u32 victim, length;
 
 		place = next_overloaded(place, end);
 		if (place >= end)
 			break;
 
-		victim = place_to_cpu(place);
-		if (victim != NO_PLACE && victim != cpu && scx_bpf_dsq_nr_queued(victim) > length)
-			return victim;
+		victim = place_to_cpu(place++);
+		if (victim == NO_PLACE || victim == round->cpu)
+			continue;
 
-		place++;
+		length = scx_bpf_dsq_nr_queued(victim);
+		if (length >= round->length + 2) {
+			round->victim = victim;
+			decided = true;
+			break;
+		}
+		if (!length)
+			continue;
+
+		if (topology_of(victim)->llc != llc) {
+			if (round->may_rotate && !round->length && round->victim == NO_PLACE)
+				round->victim = victim;
+		} else if (time_before(state_of(victim)->clock, round->clock)) {
+			round->victim = victim;
+			round->clock = state_of(victim)->clock;
+		}
 	}
 
-	return NO_PLACE;
+	return decided;
 }
 
-/* Called at the end of a slice, with the running task still runnable. */
-static __always_inline bool pull_when_unbalanced(s32 cpu)
+/*
+ * Called at the end of a slice, with the running task still runnable and its
+ * virtual runtime up to date. Its own LLC first: rotation only takes what is
+ * left over.
+ */
+__noinline bool pull_when_unbalanced(s32 cpu, u64 vruntime)
 {
 	struct cpu_state *state = state_of(cpu);
+	u32 place = topology_of(cpu)->place;
 	u64 now = scx_bpf_now();
-	u32 own, place, victim;
+	struct balance_round round = {
+		.cpu = cpu,
+		.clock = vruntime - balance_margin_ns,
+		.may_rotate = time_before(state->next_rotation, now),
+		.victim = NO_PLACE,
+	};
 
 	if (time_before(now, state->next_balance))
 		return false;
 
 	state->next_balance = now + balance_interval_ns;
-	own = scx_bpf_dsq_nr_queued(cpu);
-	place = topology_of(cpu)->place;
+	round.length = scx_bpf_dsq_nr_queued(cpu);
 
-	/* Empty here, one waiting there: rotate. Otherwise two make a difference. */
-	victim = find_longer_queue(cpu, place + 1, nr_places, own ? own + 1 : 0);
-	if (victim == NO_PLACE)
-		victim = find_longer_queue(cpu, 0, place, own ? own + 1 : 0);
-	if (victim == NO_PLACE || !scx_bpf_dsq_move_to_local(victim, 0))
+	if (!look_around(&round, place + 1, nr_places))
+		look_around(&round, 0, place);
+
+	if (round.victim == NO_PLACE || !scx_bpf_dsq_move_to_local(round.victim, 0))
 		return false;
+
+	if (topology_of(round.victim)->llc != topology_of(cpu)->llc)
+		state->next_rotation = now + ROTATION_INTERVALS * balance_interval_ns;
 
 	count_event(state, EVENT_ROTATE, 1);
 	return true;

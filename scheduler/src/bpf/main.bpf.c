@@ -69,7 +69,7 @@ void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 			return;
 
 		charge(prev, ts);
-		if (steal_enabled && pull_when_unbalanced(cpu))
+		if (steal_enabled && pull_when_unbalanced(cpu, ts->vruntime))
 			return;
 
 		if (is_still_first(ts, cpu)) {
@@ -150,6 +150,8 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 	struct task_struct *waiting;
 	s32 idle;
 
+	publish_clock(state_of(cpu), cpu);
+
 	if (!scx_bpf_dsq_nr_queued(cpu)) {
 		set_overloaded(cpu, false);
 		return;
@@ -177,6 +179,7 @@ void BPF_STRUCT_OPS(magpie_update_idle, s32 cpu, bool idle)
 
 	if (!idle) {
 		end_idle(state);
+		catch_up_clock(state, cpu);
 		return;
 	}
 

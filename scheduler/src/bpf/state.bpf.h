@@ -33,6 +33,7 @@ struct cpu_state {
 	u64 avg_idle; /* moving average of idle periods, ns */
 	u64 steal_cost[NR_DISTANCES]; /* moving average of searches, ns */
 	u64 next_balance; /* when a busy CPU looks around again */
+	u64 next_rotation; /* and when it may take the odd task of another LLC */
 	u32 must_search; /* kicked for work: do not gate the next search */
 
 	/* Lines 2..: own CPU only, summed by user space. */
@@ -40,6 +41,16 @@ struct cpu_state {
 } __attribute__((aligned(64)));
 
 struct cpu_state cpu_states[MAX_CPUS];
+
+/*
+ * The furthest clock of an LLC's CPUs. Written from ticks when it is a
+ * millisecond behind, read by CPUs that leave idle.
+ */
+struct llc_state {
+	u64 clock;
+} __attribute__((aligned(64)));
+
+struct llc_state llc_states[MAX_LLCS];
 
 /*
  * The mask tells the verifier the bound without a branch or a NULL check at
