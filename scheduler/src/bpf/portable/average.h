@@ -12,11 +12,17 @@
 
 #define AVERAGE_SHIFT 3
 
+/*
+ * The average moves by an eighth of its distance to the sample, and rests when
+ * it is less than 8 away. Two cases rather than a signed difference, so that no
+ * pair of values, however far apart, takes it past the sample.
+ */
 static inline u64 average_add(u64 average, u64 sample)
 {
-	s64 diff = (s64)(sample - average);
+	if (sample < average)
+		return average - ((average - sample) >> AVERAGE_SHIFT);
 
-	return average + (diff >> AVERAGE_SHIFT);
+	return average + ((sample - average) >> AVERAGE_SHIFT);
 }
 
 #endif /* __MAGPIE_AVERAGE_H */

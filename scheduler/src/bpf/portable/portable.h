@@ -28,9 +28,16 @@ typedef int64_t s64;
 
 #define for_bounded(i, from, to) for ((i) = (from); (i) < (to); (i)++)
 
+/*
+ * Relaxed atomics and not volatile accesses: that is what they mean, and the
+ * thread sanitizer then reports every access to shared memory that is neither
+ * marked nor atomic. A test may define its own first, to count.
+ */
 #ifndef READ_ONCE
-#define READ_ONCE(x) (*(volatile __typeof__(x) *)&(x))
-#define WRITE_ONCE(x, val) (*(volatile __typeof__(x) *)&(x) = (val))
+#define READ_ONCE(x) __atomic_load_n(&(x), __ATOMIC_RELAXED)
+#endif
+#ifndef WRITE_ONCE
+#define WRITE_ONCE(x, val) __atomic_store_n(&(x), val, __ATOMIC_RELAXED)
 #endif
 
 #endif /* __bpf__ */

@@ -29,8 +29,16 @@
 
 #include "portable.h"
 
-#define SPARSEMASK_BITS 8 /* bits a line; see docs/benchmarks for 2..64 */
+/*
+ * The benchmark compiles other layouts, to compare: docs/sparsemask.md says why
+ * it is 8. Lines of 8 bytes with 64 bits each are a plain bitmap.
+ */
+#ifndef SPARSEMASK_BITS
+#define SPARSEMASK_BITS 8 /* bits a line, at most 64 */
+#endif
+#ifndef SPARSEMASK_LINE
 #define SPARSEMASK_LINE 64 /* bytes of a cache line */
+#endif
 
 struct sparsemask_line {
 	u64 bits;
@@ -127,6 +135,48 @@ static inline u32 sparsemask_next(struct sparsemask_line *lines, u32 nr_lines, u
 	}
 
 	return end;
+}
+
+/*
+ * A visit of the set places of [first, end) that begins at @start and goes once
+ * around: [start, end) and then [first, start). Searchers that begin at their
+ * own positions do not all fight for the first set place.
+ */
+struct sparsemask_visit {
+	u32 from, end; /* what it searches now */
+	u32 first, start; /* what it searches after the end */
+};
+
+/* A @start outside of the range means its beginning. */
+static inline struct sparsemask_visit sparsemask_visit_begin(u32 first, u32 end, u32 start)
+{
+	struct sparsemask_visit visit = { start, end, first, start };
+
+	if (start < first || start >= end)
+		visit.from = visit.start = first;
+
+	return visit;
+}
+
+/* The next set place; false if there is none and the visit is over. */
+static inline bool sparsemask_visit_next(struct sparsemask_visit *visit,
+					 struct sparsemask_line *lines, u32 nr_lines, u32 *place)
+{
+	u32 found = sparsemask_next(lines, nr_lines, visit->from, visit->end);
+
+	if (found >= visit->end) {
+		visit->end = visit->start;
+		found = sparsemask_next(lines, nr_lines, visit->first, visit->end);
+		visit->first = visit->end;
+		if (found >= visit->end) {
+			visit->from = visit->end;
+			return false;
+		}
+	}
+
+	visit->from = found + 1;
+	*place = found;
+	return true;
 }
 
 #endif /* __MAGPIE_SPARSEMASK_H */

@@ -34,9 +34,17 @@ static inline u64 weight_to_rate(u32 weight)
 	return ((u64)NICE_0_WEIGHT << WEIGHT_SHIFT) / (weight ? weight : 1);
 }
 
+/*
+ * ns * rate, without the fraction. In two parts, because the product does not
+ * fit: a SCHED_IDLE task that ran for 52 seconds would be charged next to
+ * nothing. The result is exact for spans of up to half a year at any weight.
+ */
 static inline u64 virtual_time(u64 ns, u64 rate)
 {
-	return (ns * rate) >> WEIGHT_SHIFT;
+	u64 whole = ns >> WEIGHT_SHIFT;
+	u64 part = ns & (NICE_0_RATE - 1);
+
+	return whole * rate + ((part * rate) >> WEIGHT_SHIFT);
 }
 
 #endif /* __MAGPIE_WEIGHT_H */
