@@ -12,7 +12,11 @@ passed=0
 failed=0
 failures=()
 log=$(mktemp)
+child=
 trap 'rm -f "$log"' EXIT
+# timeout gives a step its own process group, which Ctrl-C does not reach: without
+# this, cargo and virtual machines would go on after the script is gone.
+trap '[ -n "$child" ] && kill "$child"; exit 130' INT TERM HUP
 
 # Bounded: a step that hangs is a step that failed.
 step_timeout=${MAGPIE_STEP_TIMEOUT:-3600}
@@ -22,12 +26,20 @@ fail_step() {
 	failures+=("$1")
 }
 
+# run COMMAND...: in the background, because bash runs no trap while it waits for
+# a command in the foreground.
+run() {
+	timeout "$step_timeout" "$@" &
+	child=$!
+	wait "$child"
+}
+
 # check NAME COMMAND...: one test, passed if the command succeeds.
 check() {
 	local name=$1
 	shift
 	echo "== $name"
-	if timeout "$step_timeout" "$@"; then
+	if run "$@"; then
 		passed=$((passed + 1))
 	else
 		fail_step "$name"
@@ -40,8 +52,12 @@ tests() {
 	local name=$1 status counts p f
 	shift
 	echo "== $name"
-	timeout "$step_timeout" "$@" 2>&1 | tee "$log"
-	status=${PIPESTATUS[0]}
+	timeout "$step_timeout" "$@" >"$log" 2>&1 &
+	child=$!
+	tail -n +1 -f --pid="$child" "$log" &
+	wait "$child"
+	status=$?
+	wait
 	counts=$(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' "$log")
 	f=0
 	while read -r p n; do
