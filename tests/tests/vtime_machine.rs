@@ -7,8 +7,10 @@ use magpie_lab::{GuestOptions, Machine};
 use magpie_tests::{boot, build_agent};
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::path::Path;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// Real time that a guest may take for something short, on a host that is busy.
@@ -135,11 +137,23 @@ fn a_hang_is_reported_with_each_cpu() -> Result<()> {
         Path::new(&format!("/proc/{}/task/{thread}", guest.qemu_pid())).exists(),
         "{thread} is no thread of QEMU"
     );
-    ptrace::seize(thread, ptrace::Options::empty()).context("ptrace a vCPU's thread")?;
-    ptrace::interrupt(thread).context("stop a vCPU's thread")?;
+    let (stopped, is_stopped) = mpsc::channel();
+    let tracer = std::thread::spawn(move || -> Result<()> {
+        ptrace::seize(thread, ptrace::Options::empty()).context("ptrace a vCPU's thread")?;
+        ptrace::interrupt(thread).context("stop a vCPU's thread")?;
+        stopped.send(()).context("tell that it is stopped")?;
+        // QEMU is not gone for its parent before its tracer has seen each traced thread end.
+        while let Ok(status) = waitpid(thread, Some(WaitPidFlag::__WALL)) {
+            if matches!(status, WaitStatus::Exited(..) | WaitStatus::Signaled(..)) {
+                break;
+            }
+        }
+        Ok(())
+    });
+    is_stopped.recv().context("the vCPU could not be stopped")?;
     let hogs = shell("for i in 0 1 2 3; do taskset -c $i sh -c ': $((1+1))'; done");
     let error = guest
-        .exec(&hogs, PATIENCE, &mut |_, _| {})
+        .exec(&hogs, Duration::from_secs(120), &mut |_, _| {})
         .expect_err("one vCPU of four does not run");
     let error = format!("{error:#}");
     for part in [
@@ -151,5 +165,5 @@ fn a_hang_is_reported_with_each_cpu() -> Result<()> {
     ] {
         ensure!(error.contains(part), "\"{part}\" is missing in:\n{error}");
     }
-    Ok(())
+    tracer.join().expect("the tracer does not panic")
 }
