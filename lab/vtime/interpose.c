@@ -26,8 +26,10 @@ static void *libc_cond(const char *name)
 	void *function = dlvsym(RTLD_NEXT, name, "GLIBC_2.3.2");
 
 	if (!function) {
-		fprintf(stderr, "magpie-vtime: the C library has no %s of version GLIBC_2.3.2: "
-				"an x86-64 glibc is needed\n", name);
+		fprintf(stderr,
+			"magpie-vtime: the C library has no %s of version GLIBC_2.3.2: "
+			"an x86-64 glibc is needed\n",
+			name);
 		_exit(1);
 	}
 	return function;

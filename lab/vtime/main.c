@@ -47,8 +47,8 @@ struct number_option {
 };
 
 static const struct number_option number_options[] = {
-	{ "mips", 1, 100000 },	   { "window", 100, 1e9 },   { "quantum", 10, 1e9 },
-	{ "smt_factor", 0.05, 1 }, { "threads", 1, 8 },	     { "turns", 0, MAX_VCPUS },
+	{ "mips", 1, 100000 },	   { "window", 100, 1e9 },    { "quantum", 10, 1e9 },
+	{ "smt_factor", 0.05, 1 }, { "threads", 1, 8 },	      { "turns", 0, MAX_VCPUS },
 	{ "deterministic", 0, 1 }, { "tsc_mhz", 100, 10000 }, { "hang", 1, 86400 },
 };
 
@@ -86,11 +86,12 @@ static bool parse_option(const char *text)
 	for (size_t i = 0; value && i < sizeof(number_options) / sizeof(number_options[0]); i++) {
 		const struct number_option *o = &number_options[i];
 
-		if (strncmp(text, o->name, value - text) || strlen(o->name) != (size_t)(value - text))
+		if (strncmp(text, o->name, value - text) ||
+		    strlen(o->name) != (size_t)(value - text))
 			continue;
 		if (!parse_number(value + 1, o->least, o->most, &number)) {
-			fprintf(stderr, "magpie-vtime: %s: a number from %g to %g is needed\n", text,
-				o->least, o->most);
+			fprintf(stderr, "magpie-vtime: %s: a number from %g to %g is needed\n",
+				text, o->least, o->most);
 			return false;
 		}
 		set_number(o->name, number);
@@ -136,7 +137,8 @@ static bool patch_qemu(const char *target)
 	    (!strcmp(target, "x86_64") &&
 	     !patch_function("cpu_get_ticks", clock_ticks, why, sizeof(why)))) {
 		fprintf(stderr,
-			"magpie-vtime: %s; QEMU 10.0 as packaged by Debian is known to work\n", why);
+			"magpie-vtime: %s; QEMU 10.0 as packaged by Debian is known to work\n",
+			why);
 		return false;
 	}
 	return true;

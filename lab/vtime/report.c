@@ -25,8 +25,9 @@ static void write_vcpus(FILE *f)
 	for (unsigned int i = 0; i < nr_vcpus; i++) {
 		const struct vcpu *v = &vcpus[i];
 
-		fprintf(f, "    {\"instructions\": %" PRIu64 ", \"idle_ns\": %" PRId64
-			   ", \"shared_ns\": %" PRId64 "}%s\n",
+		fprintf(f,
+			"    {\"instructions\": %" PRIu64 ", \"idle_ns\": %" PRId64
+			", \"shared_ns\": %" PRId64 "}%s\n",
 			v->insns, v->idle_ns, v->shared_ns, i + 1 < nr_vcpus ? "," : "");
 	}
 	fprintf(f, "  ]\n");
@@ -81,6 +82,6 @@ void report_write(const char *end)
 	fprintf(f, "}\n");
 	/* Whoever waits for the report sees all of it or nothing. */
 	if (f != stderr && (fclose(f) || rename(unfinished, options.report)))
-		fprintf(stderr, "magpie-vtime: cannot write the report to %s: %s\n",
-			options.report, strerror(errno));
+		fprintf(stderr, "magpie-vtime: cannot write the report to %s: %s\n", options.report,
+			strerror(errno));
 }

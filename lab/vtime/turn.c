@@ -30,9 +30,9 @@
 #include "vtime.h"
 
 enum main_state {
-	MAIN_BUSY,	/* serves timers or I/O, may set new timers */
-	MAIN_WAITS,	/* in ppoll() until main_deadline_ns */
-	MAIN_CALLED,	/* has a reason to return from ppoll(), has not yet */
+	MAIN_BUSY, /* serves timers or I/O, may set new timers */
+	MAIN_WAITS, /* in ppoll() until main_deadline_ns */
+	MAIN_CALLED, /* has a reason to return from ppoll(), has not yet */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -42,7 +42,7 @@ static uint32_t release;
 
 static enum main_state main_state = MAIN_BUSY;
 static int64_t main_deadline_ns = NEVER;
-static int64_t main_hold_ns = EPOCH_NS;	/* no turn beyond it while the main loop is busy */
+static int64_t main_hold_ns = EPOCH_NS; /* no turn beyond it while the main loop is busy */
 static bool main_renotified;
 static bool main_asleep;
 static uint32_t main_word;
@@ -55,8 +55,8 @@ static bool wanted;
  * The scans below visit every vCPU at every turn: two dense arrays instead of
  * the vCPUs themselves, 2 KiB each for 256 of them.
  */
-static int64_t active_ns[MAX_VCPUS];	/* local time if ready or running, else NEVER */
-static int64_t ready_ns[MAX_VCPUS];	/* local time if ready, else NEVER */
+static int64_t active_ns[MAX_VCPUS]; /* local time if ready or running, else NEVER */
+static int64_t ready_ns[MAX_VCPUS]; /* local time if ready, else NEVER */
 
 /* Wakeups are system calls: they are collected and made after the unlock. */
 static __thread struct vcpu *to_wake[MAX_VCPUS];
@@ -100,7 +100,8 @@ static void set_state(struct vcpu *v, enum vcpu_state state)
 	if (state == VCPU_RUNNING)
 		running++;
 	__atomic_store_n(&v->state, state, __ATOMIC_SEQ_CST);
-	WRITE_ONCE(active_ns[i], state == VCPU_READY || state == VCPU_RUNNING ? v->local_ns : NEVER);
+	WRITE_ONCE(active_ns[i],
+		   state == VCPU_READY || state == VCPU_RUNNING ? v->local_ns : NEVER);
 	ready_ns[i] = state == VCPU_READY ? v->local_ns : NEVER;
 }
 
@@ -222,8 +223,7 @@ static void dispatch(void)
 		main_asleep = false;
 		let_main_go = true;
 	}
-	WRITE_ONCE(wanted, main_has_precedence() ||
-			   (running < options.turns && furthest_behind()));
+	WRITE_ONCE(wanted, main_has_precedence() || (running < options.turns && furthest_behind()));
 }
 
 /* Was the promise of the window kept? A block is counted whole, so one of slack. */
@@ -477,7 +477,8 @@ bool turn_machine_sleeps(void)
 	bool sleeps;
 
 	turn_lock();
-	sleeps = least_active(NULL) == NEVER && main_state == MAIN_WAITS && main_deadline_ns == NEVER;
+	sleeps = least_active(NULL) == NEVER && main_state == MAIN_WAITS &&
+		 main_deadline_ns == NEVER;
 	turn_unlock();
 	return sleeps;
 }

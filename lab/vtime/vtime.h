@@ -38,48 +38,48 @@
 #define EXPORT __attribute__((visibility("default")))
 #define NEVER INT64_MAX
 #define MAX_VCPUS 1024
-#define MAX_BLOCK_INSNS 512	/* QEMU's TCG_MAX_INSNS */
+#define MAX_BLOCK_INSNS 512 /* QEMU's TCG_MAX_INSNS */
 
 /* Virtual time starts here, not at 0: QEMU takes differences of clocks. */
 #define EPOCH_NS 1000000000000LL
 
 struct options {
-	double mips;		/* speed of one CPU, million instructions a second */
-	int64_t window_ns;	/* how far a CPU may be ahead of the last one */
-	uint64_t quantum;	/* instructions between two looks at the others */
-	double smt_factor;	/* speed of a CPU whose sibling is busy */
-	unsigned int threads;	/* hardware threads of a core */
-	unsigned int turns;	/* vCPUs that execute at once */
-	bool deterministic;	/* one turn, and the main loop takes turns too */
-	unsigned int tsc_mhz;	/* frequency of the x86 time stamp counter */
-	unsigned int hang_s;	/* real seconds without progress before we give up */
-	const char *report;	/* where the report goes; NULL: standard error */
+	double mips; /* speed of one CPU, million instructions a second */
+	int64_t window_ns; /* how far a CPU may be ahead of the last one */
+	uint64_t quantum; /* instructions between two looks at the others */
+	double smt_factor; /* speed of a CPU whose sibling is busy */
+	unsigned int threads; /* hardware threads of a core */
+	unsigned int turns; /* vCPUs that execute at once */
+	bool deterministic; /* one turn, and the main loop takes turns too */
+	unsigned int tsc_mhz; /* frequency of the x86 time stamp counter */
+	unsigned int hang_s; /* real seconds without progress before we give up */
+	const char *report; /* where the report goes; NULL: standard error */
 };
 
 enum vcpu_state {
-	VCPU_OFF,	/* not started */
-	VCPU_IDLE,	/* halted or stopped: does not hold back virtual time */
-	VCPU_READY,	/* wants a turn */
-	VCPU_RUNNING,	/* has a turn */
+	VCPU_OFF, /* not started */
+	VCPU_IDLE, /* halted or stopped: does not hold back virtual time */
+	VCPU_READY, /* wants a turn */
+	VCPU_RUNNING, /* has a turn */
 };
 
 struct vcpu {
 	/* Written by turn.c under its lock, read anywhere. */
 	enum vcpu_state state;
-	uint32_t turn_word;	/* futex: changes when the vCPU should look again */
-	uint32_t seen_release;	/* the last general release that it obeyed */
-	bool asleep;		/* waits on turn_word */
-	int64_t limit_ns;	/* its turn ends here */
+	uint32_t turn_word; /* futex: changes when the vCPU should look again */
+	uint32_t seen_release; /* the last general release that it obeyed */
+	bool asleep; /* waits on turn_word */
+	int64_t limit_ns; /* its turn ends here */
 
 	/* Written by the vCPU's own thread; local_ns is read by the others. */
-	int64_t local_ns;	/* local time at the last count */
-	uint32_t rest_ps;	/* what local_ns is short of */
-	uint32_t cost_ps;	/* of one instruction in this quantum */
-	uint64_t counted;	/* the scoreboard's value at the last count */
-	uint64_t *score;	/* grows by each executed instruction */
-	bool is_fresh;		/* has a new turn, for which no quantum has begun */
-	bool yields;		/* left its turn, on its way out of cpu_exec() */
-	bool halting;		/* between QEMU's idle and resume callbacks */
+	int64_t local_ns; /* local time at the last count */
+	uint32_t rest_ps; /* what local_ns is short of */
+	uint32_t cost_ps; /* of one instruction in this quantum */
+	uint64_t counted; /* the scoreboard's value at the last count */
+	uint64_t *score; /* grows by each executed instruction */
+	bool is_fresh; /* has a new turn, for which no quantum has begun */
+	bool yields; /* left its turn, on its way out of cpu_exec() */
+	bool halting; /* between QEMU's idle and resume callbacks */
 	CPUState *cpu;
 
 	/* Set by whoever kicks the vCPU. */
@@ -90,27 +90,27 @@ struct vcpu {
 	uint64_t quanta;
 	uint64_t clock_reads;
 	int64_t idle_ns;
-	int64_t shared_ns;	/* time in which an SMT sibling was busy */
+	int64_t shared_ns; /* time in which an SMT sibling was busy */
 	int64_t idle_since_ns;
 } __attribute__((aligned(128)));
 
 struct counters {
-	uint64_t turns;		/* turns given */
-	uint64_t slow_quanta;	/* quantum ends that took the lock */
-	uint64_t jumps;		/* all idle: time jumped to the next timer */
-	uint64_t timer_calls;	/* main loop called because a timer was due */
-	uint64_t notify_calls;	/* main loop called by a vCPU */
-	uint64_t host_calls;	/* main loop woken from outside */
-	uint64_t broken;	/* a CPU was found beyond its window */
-	int64_t beyond_max_ns;	/* how far beyond the end of its turn at most */
-	int64_t late_max_ns;	/* a timer was served this late at most */
+	uint64_t turns; /* turns given */
+	uint64_t slow_quanta; /* quantum ends that took the lock */
+	uint64_t jumps; /* all idle: time jumped to the next timer */
+	uint64_t timer_calls; /* main loop called because a timer was due */
+	uint64_t notify_calls; /* main loop called by a vCPU */
+	uint64_t host_calls; /* main loop woken from outside */
+	uint64_t broken; /* a CPU was found beyond its window */
+	int64_t beyond_max_ns; /* how far beyond the end of its turn at most */
+	int64_t late_max_ns; /* a timer was served this late at most */
 };
 
 extern struct options options;
 extern struct vcpu vcpus[MAX_VCPUS];
 extern unsigned int nr_vcpus;
 extern struct counters counters;
-extern bool is_active;	/* installed: time is virtual from here on */
+extern bool is_active; /* installed: time is virtual from here on */
 extern __thread struct vcpu *self;
 
 #define READ_ONCE(x) __atomic_load_n(&(x), __ATOMIC_RELAXED)

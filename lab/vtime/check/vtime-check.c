@@ -31,10 +31,10 @@
 #include <unistd.h>
 
 #define ROUNDS 15
-#define LOOP_NS 1000000.0	/* shorter than the time between ticks */
+#define LOOP_NS 1000000.0 /* shorter than the time between ticks */
 #define SETTLE_S 5
 #define MAX_CPUS 1024
-#define MAX_THREADS 4096	/* of sysfs' thread_siblings_list, in characters */
+#define MAX_THREADS 4096 /* of sysfs' thread_siblings_list, in characters */
 
 struct runner {
 	int cpu;
@@ -236,7 +236,8 @@ static bool is_near(double value, double bound)
 
 int main(int argc, char **argv)
 {
-	const double mips = argc == 4 ? atof(argv[1]) : 0, window_ns = argc == 4 ? atof(argv[2]) : 0;
+	const double mips = argc == 4 ? atof(argv[1]) : 0,
+		     window_ns = argc == 4 ? atof(argv[2]) : 0;
 	const double smt_factor = argc == 4 ? atof(argv[3]) : 0;
 	const uint64_t insns = LOOP_NS * mips / 1000;
 	double alone, all, siblings = 0, sleep_error, ipi = 0;

@@ -22,8 +22,8 @@
 
 struct worker {
 	int cpu;
-	int in, out;	/* pipe ends; both -1: a loop */
-	int begins;	/* the one of a pair that sends first */
+	int in, out; /* pipe ends; both -1: a loop */
+	int begins; /* the one of a pair that sends first */
 	long amount;
 	int64_t taken_ns;
 };
