@@ -107,6 +107,24 @@ pub struct Settings {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, hide_default_value = true, hide_possible_values = true, action = ArgAction::Set)]
     pub no_preempt: bool,
 
+    /// Which CPUs a guest uses when its host is short of CPUs
+    ///
+    /// auto: as many as the host gives, if this is a virtual machine; off: all.
+    #[arg(long, value_name = "WHEN", default_value = "off")]
+    pub preferred: Preferred,
+
+    /// How often the time that the host took is looked at, in milliseconds [default: 1000]
+    #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    pub period: Option<u64>,
+
+    /// Steal time above which fewer CPUs are used, in 1/100 of a percent [default: 200]
+    #[arg(long, value_name = "RATIO", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub high: Option<u32>,
+
+    /// Steal time below which more CPUs are used, in 1/100 of a percent [default: 100]
+    #[arg(long, value_name = "RATIO", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub low: Option<u32>,
+
     /// Show what the scheduler does, every SECONDS, while it runs
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub stats: Option<f64>,
@@ -118,6 +136,15 @@ pub struct Settings {
     /// Say more, including what libbpf says
     #[arg(short, long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, hide_default_value = true, hide_possible_values = true, action = ArgAction::Set)]
     pub verbose: bool,
+}
+
+/// When only preferred CPUs are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Preferred {
+    /// As the governor says.
+    Auto,
+    /// Never.
+    Off,
 }
 
 /// Texts made from the options, so that they cannot disagree with them.

@@ -23,7 +23,7 @@ use scx_utils::{uei_exited, uei_report};
 use crate::bpf_skel::{BpfSkel, BpfSkelBuilder, types};
 use crate::check;
 use crate::libbpf_log;
-use crate::options::Settings;
+use crate::options::{Preferred, Settings};
 use crate::stats::{self, Metrics, NR_EVENTS};
 use crate::topology::{self, Tables};
 
@@ -56,6 +56,9 @@ pub fn load<'a>(
         .context("the BPF object has no constants")?;
     configure(rodata, settings);
     describe(rodata, &tables);
+    if let Some(data) = skel.maps.data_data.as_mut() {
+        configure_preferred(&mut data.preferred_settings, settings);
+    }
 
     scx_ops_load!(skel, magpie_ops, uei).map_err(|error| {
         let malformed = compat::malformed_scx_kfuncs();
@@ -76,6 +79,15 @@ fn configure(rodata: &mut types::rodata, settings: &Settings) {
     rodata.steal_enabled = !settings.no_steal;
     rodata.steal_gate_enabled = !settings.no_steal_gate;
     rodata.preempt_enabled = !settings.no_preempt;
+    rodata.preferred_enabled = settings.preferred != Preferred::Off;
+}
+
+fn configure_preferred(to: &mut types::preferred_settings, settings: &Settings) {
+    if let Some(period) = settings.period {
+        to.period_ns = period * 1_000_000;
+    }
+    to.high = settings.high.unwrap_or(to.high);
+    to.low = settings.low.unwrap_or(to.low);
 }
 
 /// Hands the topology to the BPF side. Its types have the same fields as those
@@ -98,6 +110,8 @@ fn describe(rodata: &mut types::rodata, tables: &Tables) {
         to.node = from.node;
         to.next_in_node = from.next_in_node;
     }
+    rodata.nr_cores = tables.core_at_rank.len() as u32;
+    rodata.core_at_rank[..tables.core_at_rank.len()].copy_from_slice(&tables.core_at_rank);
     rodata.cpu_at_place.fill(topology::NO_PLACE);
     rodata.cpu_at_place[..tables.cpu_at_place.len()].copy_from_slice(&tables.cpu_at_place);
 }

@@ -66,6 +66,7 @@ metrics! {
     steal_ns = magpie_event_EVENT_STEAL_NS, "Time spent in searches, in nanoseconds";
     rotate = magpie_event_EVENT_ROTATE, "Tasks pulled by a busy CPU to even out service";
     kick_idle = magpie_event_EVENT_KICK_IDLE, "Idle CPUs woken to take a waiting task";
+    backoff = magpie_event_EVENT_BACKOFF, "Tasks sent away from CPUs that are not preferred";
     rescue = magpie_event_EVENT_RESCUE, "CPUs that found work in their queue while going idle";
 }
 

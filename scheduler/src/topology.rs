@@ -76,6 +76,9 @@ pub struct Tables {
     pub llcs: Vec<llc_topology>,
     /// The CPU at each place, [`NO_PLACE`] where there is none.
     pub cpu_at_place: Vec<u16>,
+    /// The first place of each core, in the order in which a guest that is short
+    /// of host CPUs takes them into use.
+    pub core_at_rank: Vec<u16>,
     /// More LLCs than [`MAX_LLCS`]: each node is treated as one.
     pub llcs_merged: bool,
 }
@@ -158,6 +161,7 @@ pub fn lay_out(machine: &Machine) -> Result<Tables> {
         cpus: vec![nowhere; machine.nr_cpu_ids],
         llcs: Vec::new(),
         cpu_at_place: Vec::new(),
+        core_at_rank: Vec::new(),
         llcs_merged,
     };
 
@@ -189,6 +193,7 @@ pub fn lay_out(machine: &Machine) -> Result<Tables> {
         tables.cpu_at_place.resize(padded, NO_PLACE);
     }
     close_rings(&mut tables.llcs);
+    tables.core_at_rank = rank_cores(&tables.cpus);
     debug_assert!(tables.llcs.len() <= MAX_LLCS && tables.cpu_at_place.len() <= MAX_PLACES);
     Ok(tables)
 }
@@ -212,6 +217,29 @@ fn group(cpus: Vec<Cpu>) -> BTreeMap<(usize, usize), Vec<Vec<Cpu>>> {
             (key, cores)
         })
         .collect()
+}
+
+/// Orders the cores so that however many of them are used, each node has its
+/// share, also when nodes have different numbers of cores. Within a node the
+/// order is that of places, so that the used cores share as few LLCs as can be.
+fn rank_cores(cpus: &[cpu_topology]) -> Vec<u16> {
+    let mut nodes: BTreeMap<u16, Vec<u16>> = BTreeMap::new();
+    for cpu in cpus.iter().filter(|cpu| cpu.place == cpu.core_first) {
+        nodes.entry(cpu.node).or_default().push(cpu.place);
+    }
+    for cores in nodes.values_mut() {
+        cores.sort_unstable();
+    }
+    // The core at index i of n in its node is due at (2 i + 1) / 2 n of the way.
+    let mut due: Vec<(u64, u64, u16, u16)> = Vec::new();
+    for (node, cores) in &nodes {
+        for (index, place) in cores.iter().enumerate() {
+            due.push((2 * index as u64 + 1, cores.len() as u64, *node, *place));
+        }
+    }
+    // Fractions compared by cross-multiplication, so that no rounding decides.
+    due.sort_unstable_by(|a, b| (a.0 * b.1, a.2).cmp(&(b.0 * a.1, b.2)));
+    due.into_iter().map(|(_, _, _, place)| place).collect()
 }
 
 /// Makes the LLCs of each node, which are neighbours in the table, a ring.

@@ -102,7 +102,7 @@ __noinline bool pull_when_unbalanced(s32 cpu, u64 vruntime)
 		.victim = NO_PLACE,
 	};
 
-	if (time_before(now, state->next_balance))
+	if (time_before(now, state->next_balance) || !is_preferred(cpu))
 		return false;
 
 	state->next_balance = now + balance_interval_ns;

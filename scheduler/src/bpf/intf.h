@@ -60,8 +60,44 @@ enum magpie_event {
 	EVENT_STEAL_NS, /* time spent in searches, ns */
 	EVENT_ROTATE, /* task pulled by a busy CPU to even out service */
 	EVENT_KICK_IDLE, /* idle CPU woken to take a waiting task */
+	EVENT_BACKOFF, /* task sent away from a CPU that is not preferred */
 	EVENT_RESCUE, /* CPU found work in its queue while going idle */
 	NR_EVENTS,
+};
+
+/* Preferred CPUs: what user space sets, at any time. */
+enum preferred_mode {
+	PREFERRED_AUTO, /* as the governor says */
+	PREFERRED_SET, /* as requested_bits say */
+	PREFERRED_OFF, /* all CPUs */
+};
+
+enum steal_source {
+	STEAL_SOURCE_AUTO, /* the kernel's counter once it has counted anything */
+	STEAL_SOURCE_KERNEL,
+	STEAL_SOURCE_ESTIMATE, /* late ticks of busy CPUs */
+};
+
+struct preferred_settings {
+	u32 mode; /* enum preferred_mode */
+	u32 source; /* enum steal_source */
+	u32 governor; /* enum governor_kind */
+	u32 high, low; /* thresholds of steal, 1/100 of a percent */
+	u64 period_ns;
+};
+
+/* ... and what it reads. Ratios in 1/100 of a percent, cores in 1/100. */
+struct preferred_status {
+	u32 cores; /* preferred now; 0 if they were set by the user */
+	u32 total; /* online cores */
+	u32 withheld; /* online CPUs that are not preferred */
+	u32 steal; /* share of the counted time that the host took */
+	u32 wanted, given; /* cores busy, with and without that time */
+	u32 source; /* enum steal_source in use: kernel or estimate */
+	s32 direction; /* of the last period: -1, 0, 1 */
+	u64 changes; /* of the number of cores, since the start */
+	u64 last_period; /* time stamp, ns */
+	u64 kernel_steal_ns; /* non-zero if the kernel ever counted steal time */
 };
 
 /*

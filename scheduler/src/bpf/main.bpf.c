@@ -13,6 +13,7 @@
  *   wakeup.bpf.h   2  where a woken task runs
  *   idle.bpf.h     3  an average idle time that is true
  *   balance.bpf.h  4  busy CPUs even out what idle ones cannot
+ *   preferred.bpf.h 5  use only as many CPUs as the host gives
  *   portable/         their arithmetic, also compiled and tested natively
  *
  * The way of a task:
@@ -30,10 +31,12 @@ char _license[] SEC("license") = "GPL";
 UEI_DEFINE(uei);
 
 #include "portable/average.h"
+#include "portable/governor.h"
 #include "portable/sparsemask.h"
 #include "portable/weight.h"
 #include "state.bpf.h"
 #include "queue.bpf.h"
+#include "preferred.bpf.h"
 #include "idle.bpf.h"
 #include "steal.bpf.h"
 #include "balance.bpf.h"
@@ -54,6 +57,17 @@ void BPF_STRUCT_OPS(magpie_enqueue, struct task_struct *p, u64 enq_flags)
 		return;
 	}
 
+	if (is_restricted()) {
+		s32 other = redirect(p, cpu);
+
+		if (other != cpu) {
+			join_after_move(ts, other);
+			scx_bpf_dsq_insert_vtime(p, other, slice_ns, key_of(ts), enq_flags);
+			scx_bpf_kick_cpu(other, SCX_KICK_IDLE);
+			return;
+		}
+	}
+
 	if (queue_task(p, ts, cpu, enq_flags) && !is_pinned(p))
 		set_overloaded(cpu, true);
 }
@@ -69,6 +83,9 @@ void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 			return;
 
 		charge(prev, ts);
+		if (must_leave(prev, cpu))
+			goto next;
+
 		if (steal_enabled && pull_when_unbalanced(cpu, ts->vruntime))
 			return;
 
@@ -77,6 +94,10 @@ void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 			return;
 		}
 	}
+
+next:
+	if (is_restricted() && !is_preferred(cpu))
+		drain_queue(cpu);
 
 	if (scx_bpf_dsq_move_to_local(cpu, 0)) {
 		count_event(state, EVENT_DISPATCH, 1);
@@ -151,6 +172,13 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 	s32 idle;
 
 	publish_clock(state_of(cpu), cpu);
+	if (preferred_enabled) {
+		note_tick(state_of(cpu));
+		if (must_leave(p, cpu)) {
+			scx_bpf_task_set_slice(p, 0);
+			return;
+		}
+	}
 
 	if (!scx_bpf_dsq_nr_queued(cpu)) {
 		set_overloaded(cpu, false);
@@ -163,7 +191,7 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 		if (is_pinned(waiting))
 			continue;
 
-		idle = scx_bpf_pick_idle_cpu(waiting->cpus_ptr, 0);
+		idle = pick_idle_for(waiting);
 		if (idle >= 0) {
 			WRITE_ONCE(state_of(idle)->must_search, 1);
 			count_event(state_of(cpu), EVENT_KICK_IDLE, 1);
@@ -180,10 +208,14 @@ void BPF_STRUCT_OPS(magpie_update_idle, s32 cpu, bool idle)
 	if (!idle) {
 		end_idle(state);
 		catch_up_clock(state, cpu);
+		if (preferred_enabled)
+			note_busy(state);
 		return;
 	}
 
 	begin_idle(state);
+	if (preferred_enabled)
+		note_idle(state);
 
 	/*
 	 * The last moment at which a task could have slipped in unseen: the
@@ -235,11 +267,12 @@ void BPF_STRUCT_OPS(magpie_enable, struct task_struct *p)
 }
 
 /*
- * With these two the kernel does not end the scheduler on CPU hotplug. Nothing
- * is to be done when a CPU comes: the topology covers every possible CPU.
+ * With these two the kernel does not end the scheduler on CPU hotplug. The
+ * topology covers every possible CPU, so little is to be done when one comes.
  */
 void BPF_STRUCT_OPS(magpie_cpu_online, s32 cpu)
 {
+	state_of(cpu)->is_online = 1;
 }
 
 /*
@@ -255,11 +288,25 @@ void BPF_STRUCT_OPS(magpie_cpu_offline, s32 cpu)
 		scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, SCX_DSQ_LOCAL_ON | cpu, 0);
 
 	set_overloaded(cpu, false);
+	state_of(cpu)->is_online = 0;
+}
+
+static void find_online_cpus(void)
+{
+	const struct cpumask *online = scx_bpf_get_online_cpumask();
+	u32 cpu;
+
+	bpf_for(cpu, 0, nr_cpus)
+		state_of(cpu)->is_online = bpf_cpumask_test_cpu(cpu, online);
+
+	scx_bpf_put_cpumask(online);
 }
 
 s32 BPF_STRUCT_OPS_SLEEPABLE(magpie_init)
 {
 	s32 cpu, err;
+
+	find_online_cpus();
 
 	bpf_for(cpu, 0, nr_cpus) {
 		err = scx_bpf_create_dsq(cpu, topology_of(cpu)->node);
@@ -269,7 +316,7 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(magpie_init)
 		}
 	}
 
-	return 0;
+	return preferred_enabled ? start_monitor() : 0;
 }
 
 void BPF_STRUCT_OPS(magpie_exit, struct scx_exit_info *ei)
@@ -295,7 +342,7 @@ SCX_OPS_DEFINE(magpie_ops,
 	       .cpu_offline = (void *)magpie_cpu_offline,
 	       .init = (void *)magpie_init,
 	       .exit = (void *)magpie_exit,
-	       .flags = SCX_OPS_KEEP_BUILTIN_IDLE | SCX_OPS_ENQ_EXITING |
+	       .flags = SCX_OPS_KEEP_BUILTIN_IDLE | SCX_OPS_ENQ_EXITING | SCX_OPS_ENQ_LAST |
 			SCX_OPS_ENQ_MIGRATION_DISABLED | SCX_OPS_ALLOW_QUEUED_WAKEUP,
 	       .timeout_ms = 30000,
 	       .name = "magpie");

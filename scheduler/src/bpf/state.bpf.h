@@ -34,6 +34,12 @@ struct cpu_state {
 	u64 steal_cost[NR_DISTANCES]; /* moving average of searches, ns */
 	u64 next_balance; /* when a busy CPU looks around again */
 	u64 next_rotation; /* and when it may take the odd task of another LLC */
+	u64 last_tick; /* 0 while idle; for late ticks */
+	u64 late_ns; /* sum of what ticks came late by */
+	u64 busy_since; /* 0 while idle */
+	u64 busy_ns; /* sum of complete busy periods */
+	u64 seen_late_ns, seen_busy_ns, seen_steal_ns; /* by the monitor */
+	u32 is_online;
 	u32 must_search; /* kicked for work: do not gate the next search */
 
 	/* Lines 2..: own CPU only, summed by user space. */

@@ -62,6 +62,15 @@ __noinline u32 next_overloaded(u32 from, u32 end)
 	return sparsemask_next(overloaded, MAX_LINES, from, end);
 }
 
+/* A CPU that is not preferred only helps its like: see preferred.bpf.h. */
+static __always_inline bool may_steal_from(s32 thief, u32 victim)
+{
+	if (victim == NO_PLACE || victim == thief)
+		return false;
+
+	return is_preferred(thief) || !is_preferred(victim);
+}
+
 /* Visit the overloaded CPUs of [from, end) until one gives a task. */
 __noinline bool steal_from_range(s32 thief, u32 from, u32 end)
 {
@@ -77,7 +86,7 @@ __noinline bool steal_from_range(s32 thief, u32 from, u32 end)
 			break;
 
 		victim = place_to_cpu(place);
-		if (victim != NO_PLACE && victim != thief && scx_bpf_dsq_move_to_local(victim, 0)) {
+		if (may_steal_from(thief, victim) && scx_bpf_dsq_move_to_local(victim, 0)) {
 			found = true;
 			break;
 		}

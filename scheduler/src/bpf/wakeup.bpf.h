@@ -18,7 +18,18 @@ static __always_inline s32 place_wakeup(struct task_struct *p, s32 prev_cpu, u64
 	bool is_idle = false;
 	s32 cpu;
 
-	cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
+	if (is_restricted() && has_preferred(p)) {
+		cpu = pick_idle_preferred(p, prev_cpu, wake_flags);
+		is_idle = cpu >= 0;
+		if (!is_idle) {
+			cpu = is_preferred(prev_cpu) ? prev_cpu : any_preferred(p);
+			if (cpu < 0)
+				cpu = prev_cpu;
+		}
+	} else {
+		cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
+	}
+
 	if (!is_idle)
 		return cpu;
 
@@ -29,6 +40,22 @@ static __always_inline s32 place_wakeup(struct task_struct *p, s32 prev_cpu, u64
 	join_after_sleep(ts, cpu);
 	count_event(state_of(bpf_get_smp_processor_id()), EVENT_WAKE_IDLE, 1);
 	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, 0);
+	return cpu;
+}
+
+/* An idle CPU that a waiting task may use, or a negative number. */
+static __always_inline s32 pick_idle_for(const struct task_struct *p)
+{
+	struct bpf_cpumask *mask = preferred_mask;
+	s32 cpu;
+
+	if (!is_restricted() || !mask || !has_preferred(p))
+		return scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+
+	cpu = scx_bpf_pick_idle_cpu((const struct cpumask *)mask, 0);
+	if (cpu >= 0 && !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+		return -EBUSY;
+
 	return cpu;
 }
 

@@ -1,0 +1,422 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * preferred.bpf.h - mechanism 5: use only as many CPUs as the host gives.
+ *
+ * Idea ("cpu_preferred_mask and steal-driven vCPU backoff", v2, Linux kernel
+ * list): on an overcommitted host the guests together ask for more CPUs than
+ * exist, and the host preempts vCPUs, often while they hold locks. A guest that
+ * asks for fewer CPUs when the host takes time away runs faster, and so do the
+ * others.
+ *
+ *   timer, every period:
+ *   time that the host took, of the preferred CPUs
+ *        |
+ *   governor (portable/governor.h): how many cores from now on
+ *        |
+ *   the first so many online cores of core_at_rank[] are preferred; the order
+ *   takes cores evenly from the nodes
+ *
+ *   wakeup   -> only preferred CPUs, where the task's affinity has any
+ *   running  -> on another CPU: moved at the next tick
+ *   queued   -> on another CPU: moved when that CPU next looks for work
+ *   steal    -> a CPU that is not preferred takes only from its like: what is
+ *               left there may not run anywhere else
+ *
+ * Affinity is never changed: a task that may run on no preferred CPU runs where
+ * it may.
+ *
+ * How the time is known: the kernel counts steal time where the hypervisor
+ * exposes it. Elsewhere it is estimated: the tick of a busy CPU comes every
+ * 1/CONFIG_HZ; when it is late, the vCPU was not running. Host slices shorter
+ * than a tick stay hidden, so the estimate is low in the middle, and right at
+ * the ends; the governors only need it to be monotone.
+ *
+ * What it does not do: real-time tasks, which the kernel places itself. Moving
+ * interrupts and unbound workqueues, which user space does (interrupts.rs).
+ */
+#ifndef __MAGPIE_PREFERRED_BPF_H
+#define __MAGPIE_PREFERRED_BPF_H
+
+const volatile bool preferred_enabled = false;
+const volatile u32 nr_cores = 1;
+
+/* Place of the first CPU of each core, in the order in which cores are taken. */
+const volatile u16 core_at_rank[MAX_CPUS];
+
+extern unsigned long CONFIG_HZ __kconfig;
+extern struct kernel_cpustat kernel_cpustat __ksym;
+
+/* Settings that user space may change while the scheduler runs. */
+struct preferred_settings preferred_settings = {
+	.mode = PREFERRED_AUTO,
+	.source = STEAL_SOURCE_AUTO,
+	.governor = GOVERNOR_DIRECT,
+	.period_ns = 1000000000,
+	.high = 200,
+	.low = 100,
+};
+
+/* What the monitor saw and decided; written by the timer, read by user space. */
+struct preferred_status preferred_status;
+
+/* One bit a CPU, read on every wakeup, written when the number of cores changes. */
+u64 preferred_bits[MAX_CPUS / 64];
+u64 requested_bits[MAX_CPUS / 64]; /* PREFERRED_SET: what the user asked for */
+
+private(PREFERRED) struct bpf_cpumask __kptr *preferred_mask;
+
+struct monitor_timer {
+	struct bpf_timer timer;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct monitor_timer);
+} monitor_timers SEC(".maps");
+
+struct governor_state governor;
+
+/* Whether any CPU is withheld at all; one read decides the common case. */
+static __always_inline bool is_restricted(void)
+{
+	return preferred_enabled && READ_ONCE(preferred_status.withheld);
+}
+
+static __always_inline bool is_preferred(s32 cpu)
+{
+	u32 index = cpu & (MAX_CPUS - 1);
+
+	return !is_restricted() || preferred_bits[index / 64] & (1ULL << (index % 64));
+}
+
+/* May this task run on a preferred CPU? */
+static __always_inline bool has_preferred(const struct task_struct *p)
+{
+	struct bpf_cpumask *mask = preferred_mask;
+
+	return mask && bpf_cpumask_intersects(p->cpus_ptr, (const struct cpumask *)mask);
+}
+
+static __always_inline bool must_leave(const struct task_struct *p, s32 cpu)
+{
+	return is_restricted() && !is_preferred(cpu) && !is_pinned(p) && has_preferred(p);
+}
+
+/* An idle preferred CPU for the task, or a negative number. */
+static __always_inline s32 pick_idle_preferred(struct task_struct *p, s32 prev_cpu, u64 wake_flags)
+{
+	struct bpf_cpumask *mask = preferred_mask;
+
+	if (!mask)
+		return -ENOENT;
+
+	return scx_bpf_select_cpu_and(p, prev_cpu, wake_flags, (const struct cpumask *)mask, 0);
+}
+
+/* Any preferred CPU that the task may use, else -1. */
+static __always_inline s32 any_preferred(const struct task_struct *p)
+{
+	struct bpf_cpumask *mask = preferred_mask;
+	u32 cpu;
+
+	if (!mask)
+		return -1;
+
+	cpu = bpf_cpumask_any_and_distribute(p->cpus_ptr, (const struct cpumask *)mask);
+	return cpu < nr_cpus ? (s32)cpu : -1;
+}
+
+/*
+ * Where a waiting task should be queued: not on a CPU that it must leave. The
+ * caller kicks the returned CPU if it is another one.
+ */
+static __always_inline s32 redirect(const struct task_struct *p, s32 cpu)
+{
+	s32 other;
+
+	if (!must_leave(p, cpu))
+		return cpu;
+
+	other = any_preferred(p);
+	if (other < 0 || other == cpu)
+		return cpu;
+
+	count_event(state_of(bpf_get_smp_processor_id()), EVENT_BACKOFF, 1);
+	return other;
+}
+
+/* Hand what waits on a CPU that is not preferred to those that are. */
+static __always_inline void drain_queue(s32 cpu)
+{
+	struct task_struct *p;
+
+	bpf_for_each(scx_dsq, p, cpu, 0) {
+		s32 other = redirect(p, cpu);
+
+		if (other == cpu)
+			continue;
+
+		if (scx_bpf_dsq_move_vtime(BPF_FOR_EACH_ITER, p, other, 0))
+			scx_bpf_kick_cpu(other, SCX_KICK_IDLE);
+	}
+}
+
+/* A tick on a busy CPU: how late is it? */
+static __always_inline void note_tick(struct cpu_state *state)
+{
+	u64 tick = 1000000000ULL / CONFIG_HZ;
+	u64 now = scx_bpf_now();
+	u64 gap;
+
+	if (state->last_tick) {
+		gap = now - state->last_tick;
+		if (gap > tick + tick / 4)
+			state->late_ns += gap - tick;
+	}
+	state->last_tick = now;
+}
+
+/* Leaving idle: the next tick is measured from here. */
+static __always_inline void note_busy(struct cpu_state *state)
+{
+	state->last_tick = scx_bpf_now();
+	state->busy_since = state->last_tick;
+}
+
+static __always_inline void note_idle(struct cpu_state *state)
+{
+	u64 now = scx_bpf_now();
+
+	if (state->busy_since)
+		state->busy_ns += now - state->busy_since;
+	state->busy_since = 0;
+	state->last_tick = 0;
+}
+
+static __always_inline bool is_core_online(u32 first, u32 size)
+{
+	bool online = false;
+	u32 i;
+
+	bpf_for(i, 0, size) {
+		if (state_of(place_to_cpu(first + i))->is_online) {
+			online = true;
+			break;
+		}
+	}
+
+	return online;
+}
+
+static __always_inline bool is_requested(u32 cpu)
+{
+	return requested_bits[(cpu / 64) % (MAX_CPUS / 64)] & (1ULL << (cpu % 64));
+}
+
+/* The lock: the verifier takes the timer for a part of the sleepable ops.init. */
+static __always_inline void set_preferred(u32 cpu, bool preferred)
+{
+	u64 *word = &preferred_bits[(cpu / 64) % (MAX_CPUS / 64)];
+	struct bpf_cpumask *mask;
+
+	bpf_rcu_read_lock();
+	mask = preferred_mask;
+	if (preferred) {
+		*word |= 1ULL << (cpu % 64);
+		if (mask)
+			bpf_cpumask_set_cpu(cpu, mask);
+	} else {
+		*word &= ~(1ULL << (cpu % 64));
+		if (mask)
+			bpf_cpumask_clear_cpu(cpu, mask);
+	}
+	bpf_rcu_read_unlock();
+}
+
+/*
+ * Sums of one round, in memory and not in registers: the verifier follows a
+ * register through every iteration of a loop, and would not come to an end.
+ */
+struct preferred_sums {
+	u64 busy, late, steal; /* of the preferred CPUs, ns */
+	u32 counted; /* preferred CPUs */
+	u32 threads, cores; /* online */
+	u32 used, withheld; /* cores preferred, CPUs not */
+} preferred_sums;
+
+__noinline int apply_to_core(u32 rank, u32 cores)
+{
+	bool is_set = preferred_settings.mode == PREFERRED_SET;
+	bool is_within = preferred_sums.used < cores;
+	u32 first = core_at_rank[rank & (MAX_CPUS - 1)];
+	u32 size = topology_of(place_to_cpu(first))->core_size;
+	u32 i;
+
+	bpf_for(i, 0, size) {
+		u32 cpu = place_to_cpu(first + i);
+		bool preferred;
+
+		if (cpu >= nr_cpus || cpu >= MAX_CPUS)
+			continue;
+
+		preferred = is_set ? is_requested(cpu) : is_within;
+		set_preferred(cpu, preferred);
+		if (!preferred && state_of(cpu)->is_online)
+			preferred_sums.withheld++;
+	}
+
+	if (is_core_online(first, size))
+		preferred_sums.used++;
+
+	return 0;
+}
+
+/*
+ * Make the first @cores online cores preferred, or what the user asked for. A
+ * wakeup meanwhile sees a mask that is at worst without the cores that change,
+ * and then falls back to the task's previous CPU.
+ */
+static __always_inline void apply_preferred(u32 cores)
+{
+	u32 rank;
+
+	preferred_sums.used = 0;
+	preferred_sums.withheld = 0;
+
+	bpf_for(rank, 0, nr_cores)
+		apply_to_core(rank, cores);
+
+	preferred_status.cores = preferred_settings.mode == PREFERRED_SET ? 0 : cores;
+	WRITE_ONCE(preferred_status.withheld, preferred_sums.withheld);
+}
+
+/* Add what happened on an online CPU since the last period. */
+__noinline int observe_cpu(u32 cpu)
+{
+	struct cpu_state *state = state_of(cpu);
+	struct kernel_cpustat *stat;
+	u64 busy_ns, since, steal_ns = 0;
+
+	if (!state->is_online)
+		return 0;
+
+	preferred_sums.threads++;
+	if (topology_of(cpu)->core_first == topology_of(cpu)->place)
+		preferred_sums.cores++;
+
+	stat = bpf_per_cpu_ptr(&kernel_cpustat, cpu);
+	if (stat)
+		steal_ns = stat->cpustat[CPUTIME_STEAL];
+
+	since = READ_ONCE(state->busy_since);
+	busy_ns = state->busy_ns + (since ? scx_bpf_now() - since : 0);
+
+	if (is_preferred(cpu)) {
+		preferred_sums.counted++;
+		preferred_sums.busy += busy_ns - state->seen_busy_ns;
+		preferred_sums.late += state->late_ns - state->seen_late_ns;
+		preferred_sums.steal += steal_ns - state->seen_steal_ns;
+	}
+
+	state->seen_busy_ns = busy_ns;
+	state->seen_late_ns = state->late_ns;
+	state->seen_steal_ns = steal_ns;
+	if (steal_ns)
+		preferred_status.kernel_steal_ns = steal_ns;
+
+	return 0;
+}
+
+static __always_inline u32 steal_source(void)
+{
+	if (preferred_settings.source != STEAL_SOURCE_AUTO)
+		return preferred_settings.source;
+
+	return preferred_status.kernel_steal_ns ? STEAL_SOURCE_KERNEL : STEAL_SOURCE_ESTIMATE;
+}
+
+static __always_inline void observe(struct governor_input *input, u64 elapsed)
+{
+	struct preferred_sums *sums = &preferred_sums;
+	u64 taken, core_ns;
+	u32 cpu;
+
+	__builtin_memset(sums, 0, sizeof(*sums));
+	bpf_for(cpu, 0, nr_cpus)
+		observe_cpu(cpu);
+
+	preferred_status.source = steal_source();
+	taken = preferred_status.source == STEAL_SOURCE_KERNEL ? sums->steal : sums->late;
+	if (taken > sums->busy)
+		taken = sums->busy;
+
+	/* What a core can give in this period, all its siblings together. */
+	core_ns = elapsed * sums->threads / (sums->cores ?: 1) ?: 1;
+	input->total = sums->cores ?: 1;
+	input->steal = taken * 10000 / (sums->counted * elapsed ?: 1);
+	input->wanted = sums->busy * 100 / core_ns;
+	input->given = (sums->busy - taken) * 100 / core_ns;
+}
+
+static int monitor(void *map, int *key, struct monitor_timer *timer)
+{
+	struct governor_config config = {
+		.kind = preferred_settings.governor,
+		.high = preferred_settings.high,
+		.low = preferred_settings.low,
+	};
+	struct governor_input input = {};
+	u64 now = scx_bpf_now();
+	u32 before = governor.cores;
+	u32 cores;
+
+	observe(&input, now - preferred_status.last_period);
+	preferred_status.last_period = now;
+	preferred_status.steal = input.steal;
+	preferred_status.wanted = input.wanted;
+	preferred_status.given = input.given;
+	preferred_status.total = input.total;
+
+	if (preferred_settings.mode == PREFERRED_AUTO)
+		cores = governor_next(&config, &governor, &input);
+	else
+		cores = governor.cores = input.total;
+
+	if (cores != before)
+		preferred_status.changes++;
+	preferred_status.direction = cores < before ? -1 : cores > before;
+	apply_preferred(cores);
+
+	bpf_timer_start(&timer->timer, preferred_settings.period_ns, 0);
+	return 0;
+}
+
+static __always_inline int start_monitor(void)
+{
+	struct bpf_cpumask *mask;
+	struct monitor_timer *timer;
+	u32 key = 0;
+	int err;
+
+	mask = bpf_cpumask_create();
+	if (!mask)
+		return -ENOMEM;
+	mask = bpf_kptr_xchg(&preferred_mask, mask);
+	if (mask)
+		bpf_cpumask_release(mask);
+
+	timer = bpf_map_lookup_elem(&monitor_timers, &key);
+	if (!timer)
+		return -ENOENT;
+
+	governor.cores = nr_cores;
+	preferred_status.last_period = scx_bpf_now();
+
+	err = bpf_timer_init(&timer->timer, &monitor_timers, CLOCK_MONOTONIC);
+	err = err ?: bpf_timer_set_callback(&timer->timer, monitor);
+	return err ?: bpf_timer_start(&timer->timer, preferred_settings.period_ns, 0);
+}
+
+#endif /* __MAGPIE_PREFERRED_BPF_H */
