@@ -68,7 +68,7 @@ fn version_of(program: &Path) -> Option<(u32, u32)> {
     parse_version(&String::from_utf8_lossy(&output.stdout))
 }
 
-fn parse_version(text: &str) -> Option<(u32, u32)> {
+pub(crate) fn parse_version(text: &str) -> Option<(u32, u32)> {
     let version = text.strip_prefix("QEMU emulator version ")?;
     let mut numbers = version.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))

@@ -18,13 +18,14 @@ pub mod fidelity;
 pub mod plugin;
 pub mod selfcheck;
 
-use crate::emulator;
+use crate::emulator::{self, Emulator};
 use crate::guest::{Accelerator, GuestOptions};
 use crate::machine::Machine;
 use anyhow::{Context, Result, ensure};
 pub use fidelity::Fidelity;
 pub use selfcheck::SelfCheck;
 use serde::{Deserialize, Serialize};
+use std::process::Command;
 use std::time::Duration;
 
 /// Name of the plugin's report in the folder of a run.
@@ -43,6 +44,9 @@ const CPU: &str = "SapphireRapids,-monitor,+x2apic,-pcid,-tsc-deadline,-hle,-inv
 /// spin executed one after the other here.
 /// The TSC has 2000 MHz, a jiffy of these kernels lasts 4 ms.
 const CMDLINE: &[&str] = &["cpuhp.parallel=0", "lpj=8000000"];
+
+/// Its plugin interface has what the plugin needs, and it was seen working.
+const OLDEST_QEMU: (u32, u32) = (10, 0);
 
 /// With more CPUs than this an x86 guest needs interrupt remapping.
 const MOST_WITHOUT_REMAPPING: u32 = 255;
@@ -138,7 +142,7 @@ pub fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
         .as_ref()
         .context("the machine has no [virtual_time] table")?;
     let threads = threads(machine)?;
-    let emulator = emulator::find(options)?;
+    let emulator = find_emulator(options)?;
     let plugin = plugin::build(&options.progress)?;
 
     let mut options = options.clone();
@@ -178,6 +182,37 @@ pub fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
     options.scheduler_timeout = options.scheduler_timeout.max(slow);
     options.answer_timeout = options.answer_timeout.max(slow);
     Ok(options)
+}
+
+/// The lab's QEMU if it is new enough, else that of the backports.
+fn find_emulator(options: &GuestOptions) -> Result<Emulator> {
+    let found = emulator::find(options)?;
+    if version(&found).is_some_and(|version| version >= OLDEST_QEMU) {
+        return Ok(found);
+    }
+    let (major, minor) = OLDEST_QEMU;
+    let private = emulator::private(&options.progress).with_context(|| {
+        format!(
+            "virtual time needs QEMU {major}.{minor} or later and {} is older: install one and \
+             point MAGPIE_QEMU at it",
+            found.program.display()
+        )
+    })?;
+    ensure!(
+        version(&private).is_some_and(|version| version >= OLDEST_QEMU),
+        "virtual time needs QEMU {major}.{minor} or later, and this host's backports have an older \
+         one: install one and point MAGPIE_QEMU at it"
+    );
+    Ok(private)
+}
+
+fn version(emulator: &Emulator) -> Option<(u32, u32)> {
+    let output = Command::new(&emulator.program)
+        .arg("--version")
+        .envs(emulator.environment.iter().cloned())
+        .output()
+        .ok()?;
+    emulator::parse_version(&String::from_utf8_lossy(&output.stdout))
 }
 
 /// Hardware threads per core. The plugin finds siblings by their numbers, so all cores must be alike.
