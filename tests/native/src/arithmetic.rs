@@ -1,0 +1,38 @@
+//! Averages, weights and virtual time: `average.h` and `weight.h`.
+
+mod ffi {
+    unsafe extern "C" {
+        pub safe fn magpie_average_add(average: u64, sample: u64) -> u64;
+        pub fn magpie_weight_of_nice(nice: i32) -> u32;
+        pub safe fn magpie_weight_to_rate(weight: u32) -> u64;
+        pub safe fn magpie_virtual_time(ns: u64, rate: u64) -> u64;
+        pub safe static magpie_idle_policy_weight: u32;
+    }
+}
+
+/// The average after one more sample, in the unit of both.
+pub fn average_add(average: u64, sample: u64) -> u64 {
+    ffi::magpie_average_add(average, sample)
+}
+
+/// The weight of a nice value. Panics outside of -20..=19.
+pub fn weight_of_nice(nice: i32) -> u32 {
+    assert!((-20..=19).contains(&nice), "{nice} is no nice value");
+    // SAFETY: the table has an entry for each value in the range that was just checked.
+    unsafe { ffi::magpie_weight_of_nice(nice) }
+}
+
+/// The weight of SCHED_IDLE tasks.
+pub fn idle_policy_weight() -> u32 {
+    ffi::magpie_idle_policy_weight
+}
+
+/// Virtual nanoseconds per nanosecond, times 2^20.
+pub fn weight_to_rate(weight: u32) -> u64 {
+    ffi::magpie_weight_to_rate(weight)
+}
+
+/// Virtual nanoseconds for nanoseconds of CPU time at a rate.
+pub fn virtual_time(ns: u64, rate: u64) -> u64 {
+    ffi::magpie_virtual_time(ns, rate)
+}
