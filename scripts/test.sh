@@ -99,15 +99,13 @@ export -f c_sources format_is_kept installation_is_clean
 
 check "Rust format" cargo fmt --all --check
 check "C format" bash -c format_is_kept
-check "lint" cargo clippy --workspace --all-targets --quiet -- -D warnings
-tests "unit tests" cargo test --workspace --exclude magpie-tests --no-fail-fast
-if [ -e tests/native/Makefile ]; then
-	tests "native tests of the BPF logic" make -C tests/native --no-print-directory check
-fi
-# The guests run release builds: what users run.
+# One profile for everything: what users run is what is tested, and the
+# dependencies are built once.
 check "release build" cargo build --release --workspace
-check "installation" bash -c installation_is_clean
-tests "tests in virtual machines" cargo test -p magpie-tests --no-fail-fast -- --test-threads=1
+check "lint" cargo clippy --release --workspace --all-targets --quiet -- -D warnings
+tests "unit tests" cargo test --release --workspace --exclude magpie-tests --no-fail-fast
+tests "tests in virtual machines" \
+	cargo test --release -p magpie-tests --no-fail-fast -- --test-threads=1
 
 for failure in "${failures[@]}"; do
 	echo "failed: $failure"

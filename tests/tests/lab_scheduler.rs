@@ -1,7 +1,7 @@
 //! Schedulers in guests: started, stopped, their death explained; on every kernel of the matrix.
 //!
-//! A scheduler is needed that does not depend on what is being developed here: the tests use a
-//! published one, from target/peers/bin or PATH, and say so when there is none.
+//! The scheduler is scx_magpie as `cargo build --release` left it, so the first test is also the one
+//! that shows that every kernel's verifier takes it.
 
 use anyhow::{Context, Result, bail, ensure};
 use magpie_lab::{KernelChoice, Stream, guest, kernel, place};
@@ -10,31 +10,30 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 const SHORT: Duration = Duration::from_secs(60);
-const PEER: &str = "scx_cosmos";
+const SCHEDULER: &str = "scx_magpie";
 
-fn peer() -> Result<PathBuf> {
-    let tree = place::source_tree().map(|tree| tree.join("target/peers/bin"));
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = tree.into_iter().chain(std::env::split_paths(&path));
-    folders
-        .map(|folder| folder.join(PEER))
-        .find(|file| file.is_file())
-        .with_context(|| {
-            format!("{PEER} is missing; `cargo install {PEER} --root target/peers` provides it")
-        })
+fn scheduler() -> Result<PathBuf> {
+    let tree = place::source_tree().context("the tests run in the source tree")?;
+    let file = tree.join("target/release").join(SCHEDULER);
+    ensure!(
+        file.is_file(),
+        "{} is missing; `cargo build --release -p {SCHEDULER}` makes it",
+        file.display()
+    );
+    Ok(file)
 }
 
 fn command() -> Vec<String> {
-    vec![PEER.to_string()]
+    vec![SCHEDULER.to_string()]
 }
 
 #[test]
 fn a_scheduler_starts_works_and_stops_on_every_kernel() -> Result<()> {
-    let peer = peer()?;
+    let scheduler = scheduler()?;
     for series in kernel::SERIES {
         let mut guest = boot("tiny2", |options| {
             options.kernel = KernelChoice::Series(series.to_string());
-            options.files = vec![peer.clone()];
+            options.files = vec![scheduler.clone()];
             options.packages = vec!["rt-tests".into()];
         })?;
         let state = ["cat", "/sys/kernel/sched_ext/state"];
@@ -67,7 +66,7 @@ fn a_scheduler_starts_works_and_stops_on_every_kernel() -> Result<()> {
                 "hackbench says its time"
             );
             if let Some(exit) = guest.scheduler_died()? {
-                bail!("kernel {series}: {PEER} died: {}", guest::explain(&exit));
+                bail!("kernel {series}: {SCHEDULER} died: {}", guest::explain(&exit));
             }
             let exit = guest.stop_scheduler()?;
             ensure!(exit.code == 0 && exit.state == "disabled", "{exit:?}");
@@ -79,8 +78,8 @@ fn a_scheduler_starts_works_and_stops_on_every_kernel() -> Result<()> {
 
 #[test]
 fn a_scheduler_that_the_kernel_throws_out_says_why() -> Result<()> {
-    let peer = peer()?;
-    let mut guest = boot("tiny2", |options| options.files = vec![peer])?;
+    let scheduler = scheduler()?;
+    let mut guest = boot("tiny2", |options| options.files = vec![scheduler])?;
     guest.start_scheduler(&command())?;
     // SysRq-S tells the kernel to put all tasks back to the fair class.
     guest.capture(&["sh", "-c", "echo S > /proc/sysrq-trigger"], SHORT)?;
@@ -109,9 +108,9 @@ fn a_scheduler_that_the_kernel_throws_out_says_why() -> Result<()> {
 
 #[test]
 fn a_scheduler_that_cannot_start_says_why() -> Result<()> {
-    let peer = peer()?;
-    let mut guest = boot("tiny2", |options| options.files = vec![peer])?;
-    let argv = [PEER, "--no-such-option"].map(str::to_string);
+    let scheduler = scheduler()?;
+    let mut guest = boot("tiny2", |options| options.files = vec![scheduler])?;
+    let argv = [SCHEDULER, "--no-such-option"].map(str::to_string);
     let error = guest
         .start_scheduler(&argv)
         .expect_err("an unknown option")
