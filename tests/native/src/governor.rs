@@ -34,6 +34,8 @@ pub struct State {
     pub backoff: u32,
     /// Cores that the next probe adds.
     pub growth: u32,
+    /// Cores in use when a probe last failed, 0 before.
+    pub failed: u32,
     /// The last change was a probe, not yet answered.
     pub probing: bool,
 }

@@ -12,8 +12,10 @@
  *
  * Both probe: the only way to learn that the host has more to give is to ask for
  * it. A probe that was answered with steal time is a failure, and the wait before
- * the next one doubles, up to LONGEST_WAIT periods; one that succeeds halves it.
- * So on a steady host the number of changes grows with the logarithm of time
+ * the next one doubles, up to LONGEST_WAIT periods; one that succeeds with as many
+ * cores as failed before halves it. (A success with fewer is no news. When it
+ * counted, one core more than 100 was too little to be seen, three more too many,
+ * and the two answers in turn kept the wait short for ever.) So on a steady host the number of changes grows with the logarithm of time
  * until probes are LONGEST_WAIT periods apart, and nothing oscillates.
  *
  *   steal > high? --yes--> fewer; after a probe: wait longer next time
@@ -49,6 +51,7 @@ struct governor_state {
 	u32 wait; /* periods until the next probe */
 	u32 backoff; /* what wait becomes after a failed probe */
 	u32 growth; /* cores added by the next probe */
+	u32 failed; /* cores in use when a probe last failed, 0 before */
 	bool probing; /* the last change was a probe, not yet answered */
 };
 
@@ -77,6 +80,7 @@ static inline u32 governor_shrink(const struct governor_config *config,
 		state->backoff *= 2;
 		if (state->backoff > LONGEST_WAIT)
 			state->backoff = LONGEST_WAIT;
+		state->failed = state->cores;
 	}
 	state->probing = false;
 	state->wait = state->backoff;
@@ -121,7 +125,7 @@ static inline u32 governor_next(const struct governor_config *config, struct gov
 	if (input->steal > config->high && state->cores > 1) {
 		state->cores = governor_shrink(config, state, input);
 	} else if (input->steal <= config->high) {
-		if (state->probing && state->backoff > 1)
+		if (state->probing && state->cores >= state->failed && state->backoff > 1)
 			state->backoff /= 2;
 		state->probing = false;
 

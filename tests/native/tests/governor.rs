@@ -1,0 +1,249 @@
+//! `governor.h`: rules that hold for every input, and guests on modelled hosts.
+//!
+//! The model of a host: it runs at most as many cores of the guest at the same time as it has to give;
+//! the guest keeps as many cores busy as it wants and may; what is busy and does not run is stolen.
+
+use magpie_native::governor::{Config, Input, Kind, State, longest_wait, next};
+use proptest::prelude::*;
+
+const MOST_CORES: u32 = 4096;
+
+/// The scheduler's thresholds: 2 % and 1 %.
+fn config(kind: Kind) -> Config {
+    Config {
+        kind,
+        high: 200,
+        low: 100,
+    }
+}
+
+fn kinds() -> impl Strategy<Value = Kind> {
+    prop_oneof![Just(Kind::Step), Just(Kind::Direct)]
+}
+
+fn inputs() -> impl Strategy<Value = Input> {
+    let steal = prop_oneof![0..=400u32, 0..=10_000u32, any::<u32>()];
+    let cores = || prop_oneof![0..=1000u32, 0..=MOST_CORES * 100, any::<u32>()];
+    let total = prop_oneof![1..=4u32, 1..=MOST_CORES];
+    (total, steal, cores(), cores()).prop_map(|(total, steal, wanted, given)| Input {
+        total,
+        steal,
+        wanted,
+        given,
+    })
+}
+
+fn state_with(cores: u32) -> State {
+    State {
+        cores,
+        ..State::default()
+    }
+}
+
+/// A period of a guest that wants `wants` cores on a host that gives it `gives`.
+fn period(total: u32, wants: u32, gives: u32, cores: u32) -> Input {
+    let busy = wants.min(cores);
+    let given = busy.min(gives);
+    Input {
+        total,
+        steal: (busy - given) * 10_000 / cores,
+        wanted: busy * 100,
+        given: given * 100,
+    }
+}
+
+/// The numbers of cores in use, one for each period.
+fn run(
+    kind: Kind,
+    state: &mut State,
+    periods: u32,
+    total: u32,
+    wants: u32,
+    gives: u32,
+) -> Vec<u32> {
+    let step = |_| {
+        let input = period(total, wants, gives, state.cores);
+        next(&config(kind), state, &input)
+    };
+    (0..periods).map(step).collect()
+}
+
+fn changes(cores: &[u32]) -> usize {
+    cores.windows(2).filter(|pair| pair[0] != pair[1]).count()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Never none, never more than there are, whatever is put in and however many cores come and go.
+    #[test]
+    fn there_is_always_a_core(
+        kind in kinds(),
+        cores in 0..=MOST_CORES,
+        inputs in prop::collection::vec(inputs(), 1..100),
+    ) {
+        let mut state = state_with(cores);
+        for input in &inputs {
+            let cores = next(&config(kind), &mut state, input);
+            prop_assert!((1..=input.total).contains(&cores), "{cores} of {input:?}");
+            prop_assert_eq!(state.cores, cores);
+            prop_assert!((1..=longest_wait()).contains(&state.backoff));
+            prop_assert!(state.wait <= longest_wait());
+        }
+    }
+
+    /// Above the upper threshold fewer, between the thresholds the same, below the lower not fewer.
+    #[test]
+    fn the_thresholds_decide(
+        kind in kinds(),
+        total in 1..=MOST_CORES,
+        inputs in prop::collection::vec(inputs(), 1..100),
+    ) {
+        let mut state = state_with(total);
+        for input in inputs {
+            let input = Input { total, ..input };
+            let before = state.cores;
+            let cores = next(&config(kind), &mut state, &input);
+            match input.steal {
+                201.. => prop_assert!(cores < before || before == 1),
+                100..=200 => prop_assert_eq!(cores, before),
+                _ => prop_assert!(cores >= before),
+            }
+            if kind == Kind::Step {
+                prop_assert!(cores.abs_diff(before) <= 1, "{before} to {cores}");
+            } else if cores < before {
+                prop_assert!(cores >= (input.given / 100).clamp(1, before - 1));
+            }
+        }
+    }
+
+    /// Bare metal, and a guest alone: without steal time nothing ever happens.
+    #[test]
+    fn without_steal_nothing_changes(kind in kinds(), total in 1..=MOST_CORES, wants in 0..=MOST_CORES) {
+        let mut state = state_with(total);
+        let cores = run(kind, &mut state, 200, total, wants, total);
+        prop_assert!(cores.iter().all(|&cores| cores == total));
+    }
+
+    /// A steady host: after a while the guest uses what it is given and, but for probes, no more.
+    #[test]
+    fn a_steady_host_is_found(kind in kinds(), total in 2..=128u32, share in 1..=100u32) {
+        let gives = (total * share).div_ceil(100);
+        let mut state = state_with(total);
+        run(kind, &mut state, 2 * total + 20, total, total, gives);
+        let cores = run(kind, &mut state, 1000, total, total, gives);
+
+        // Steal below the upper threshold is accepted: up to 2 % more cores than are given.
+        let most = gives + gives / 49 + 1;
+        let fitting = cores.iter().filter(|&&cores| (gives..=most).contains(&cores)).count();
+        prop_assert!(fitting > 900, "{gives} given, used {fitting} of 1000 periods: {cores:?}");
+        let fewest = *cores.iter().min().unwrap();
+        prop_assert!(fewest >= gives, "fell to {fewest} of {gives}");
+    }
+
+    /// Nothing oscillates: once probes have failed a few times, they are far apart. Also for guests so
+    /// large that the first core too many is too little to be seen.
+    #[test]
+    fn a_steady_host_is_left_in_peace(kind in kinds(), total in 2..=1000u32, share in 1..=99u32) {
+        let gives = (total * share).div_ceil(100);
+        let mut state = state_with(total);
+        run(kind, &mut state, 2 * total + 1000, total, total, gives);
+        let cores = run(kind, &mut state, 1000, total, total, gives);
+        let given_up = cores.windows(2).filter(|pair| pair[1] < pair[0]).count();
+        prop_assert!(given_up <= 1000 / longest_wait() as usize + 1, "{given_up} times: {cores:?}");
+        // Up in steps of 1, 2, 4, ..., of which few fit below the threshold; and down in one.
+        prop_assert!(changes(&cores) <= 6 * (given_up + 1), "{} changes: {cores:?}", changes(&cores));
+    }
+
+    /// What the host has again is taken again, all of it.
+    #[test]
+    fn a_host_that_becomes_free_is_used(kind in kinds(), total in 2..=64u32, share in 1..=99u32) {
+        let gives = (total * share).div_ceil(100);
+        let mut state = state_with(total);
+        run(kind, &mut state, 500, total, total, gives);
+        // The wait that is under way, then at most one core a period.
+        let cores = run(kind, &mut state, longest_wait() + total + 2, total, total, total);
+        prop_assert_eq!(cores.last(), Some(&total));
+    }
+
+    /// Two guests that want all of one host, both with governors, share it and settle.
+    #[test]
+    fn two_guests_settle(kind in kinds(), host in 2..=64u32) {
+        let mut guests = [state_with(host), state_with(host)];
+        let mut history = Vec::new();
+        for _ in 0..2000 {
+            // The host divides evenly; what one does not use goes to the other.
+            let cores = guests.map(|guest| guest.cores);
+            let half = host / 2;
+            let given = [
+                cores[0].min(half.max(host.saturating_sub(cores[1]))),
+                cores[1].min((host - half).max(host.saturating_sub(cores[0]))),
+            ];
+            for (guest, given) in guests.iter_mut().zip(given) {
+                let input = period(host, host, given, guest.cores);
+                next(&config(kind), guest, &input);
+            }
+            history.push(guests.map(|guest| guest.cores));
+        }
+        let late = &history[1000..];
+        let overcommitted = late.iter().filter(|cores| cores[0] + cores[1] > host + 2).count();
+        prop_assert!(overcommitted < 100, "{overcommitted} of 1000 periods");
+        let wasted = late.iter().filter(|cores| cores[0] + cores[1] < host).count();
+        prop_assert!(wasted < 100, "{wasted} of 1000 periods");
+        let changed = late.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        prop_assert!(changed < 200, "{changed} changes in 1000 periods");
+    }
+}
+
+#[test]
+fn step_goes_down_one_by_one() {
+    let mut state = state_with(8);
+    assert_eq!(run(Kind::Step, &mut state, 5, 8, 8, 4)[..4], [7, 6, 5, 4]);
+}
+
+/// What `direct` is for: there in one period, where `step` takes as many as cores must go.
+#[test]
+fn direct_goes_down_at_once() {
+    let mut state = state_with(64);
+    assert_eq!(run(Kind::Direct, &mut state, 1, 64, 64, 20), [20]);
+}
+
+#[test]
+fn direct_comes_back_in_growing_steps() {
+    let periods_to = |kind| {
+        let mut state = state_with(8);
+        let cores = run(kind, &mut state, 200, 64, 64, 64);
+        cores
+            .iter()
+            .position(|&cores| cores == 64)
+            .expect("all of them")
+            + 1
+    };
+    assert_eq!(periods_to(Kind::Step), 56);
+    assert!(
+        periods_to(Kind::Direct) <= 7,
+        "{}",
+        periods_to(Kind::Direct)
+    );
+}
+
+/// No probing for cores that nobody waits for.
+#[test]
+fn direct_asks_only_for_what_is_wanted() {
+    let mut state = state_with(8);
+    let cores = run(Kind::Direct, &mut state, 100, 64, 4, 64);
+    assert!(cores.iter().all(|&cores| cores == 8), "{cores:?}");
+}
+
+/// Twice as long after each failed probe.
+#[test]
+fn failed_probes_become_rare() {
+    let mut state = state_with(4);
+    let cores = run(Kind::Step, &mut state, 300, 8, 8, 4);
+    let probes: Vec<usize> = (1..cores.len())
+        .filter(|&i| cores[i] > cores[i - 1])
+        .collect();
+    let gaps: Vec<usize> = probes.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(gaps.windows(2).all(|pair| pair[1] >= pair[0]), "{gaps:?}");
+    assert!(gaps.last() >= Some(&(longest_wait() as usize)), "{gaps:?}");
+}
