@@ -82,8 +82,12 @@ fn a_deterministic_machine_repeats_itself() -> Result<()> {
     ensure!(first.output.lines().count() > 10, "{}", first.output);
     assert_eq!(first.output, second.output);
     assert_eq!(first.fidelity.instructions, second.fidelity.instructions);
-    assert_eq!(first.fidelity.vcpus, second.fidelity.vcpus);
-    assert_eq!(first.fidelity.turns_given, second.fidelity.turns_given);
+    // The last turns are given while QEMU, which is not in virtual time, shuts down: not counted.
+    let each = |outcome: &batch::Outcome| -> Vec<u64> {
+        let vcpus = outcome.fidelity.vcpus.iter();
+        vcpus.map(|vcpu| vcpu.instructions).collect()
+    };
+    assert_eq!(each(&first), each(&second));
     Ok(())
 }
 
