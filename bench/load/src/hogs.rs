@@ -39,6 +39,9 @@ pub struct Args {
     /// Restrict all hogs to these CPUs, like 0-3,8
     #[arg(long)]
     cpus: Option<CpuSet>,
+    /// So many of the hogs call sched_yield all the time
+    #[arg(long, default_value_t = 0)]
+    yielding: usize,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -143,7 +146,7 @@ fn measure(hogs: &[(i32, Policy)], args: &Args) -> Result<(f64, Vec<(f64, f64)>)
     // Each child needs a gate of its own to consume; forking duplicates the descriptors.
     let mut gate = Some(gate);
     let mut children = Vec::new();
-    for (nice, policy) in hogs {
+    for (index, (nice, policy)) in hogs.iter().enumerate() {
         children.push(Child::fork(|| {
             if let Some(cpus) = &args.cpus {
                 sys::set_affinity(0, cpus)?;
@@ -152,6 +155,9 @@ fn measure(hogs: &[(i32, Policy)], args: &Args) -> Result<(f64, Vec<(f64, f64)>)
             sys::set_nice(0, *nice)?;
             if let Some(gate) = gate.take() {
                 gate.wait()?;
+            }
+            if index < args.yielding {
+                sys::yield_forever()
             }
             sys::burn_forever()
         })?);

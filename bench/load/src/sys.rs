@@ -257,6 +257,13 @@ pub fn burn_forever() -> ! {
     }
 }
 
+/// Gives up its turn, again and again, until killed.
+pub fn yield_forever() -> ! {
+    loop {
+        std::thread::yield_now();
+    }
+}
+
 /// Parses seconds from a command line: more than zero, at most a day.
 pub fn parse_seconds(text: &str) -> Result<Duration> {
     match text.trim_end_matches('s').parse::<f64>() {
