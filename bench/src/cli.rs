@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use magpie_lab::{GuestOptions, KernelChoice, Machine, Progress as LabProgress};
 
+use crate::callbacks;
 use crate::candidate::{self, Candidate};
 use crate::compare::{Gate, compare, parse_percent};
 use crate::place::{Host, Place, Vm};
@@ -49,6 +50,8 @@ enum Command {
     Show(Show),
     /// List the workloads
     Workloads,
+    /// Show what each operation of schedulers costs per call
+    Callbacks(callbacks::Args),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -160,6 +163,7 @@ pub fn run(args: Args) -> Result<u8> {
             }
             Ok(0)
         }
+        Some(Command::Callbacks(args)) => callbacks::run(&args),
         None => run_measure(&args.measure),
     }
 }

@@ -14,6 +14,7 @@
 //!
 //! The report keeps raw samples; every average and verdict is computed from them by `stats`.
 
+pub mod callbacks;
 pub mod candidate;
 pub mod cli;
 pub mod compare;

@@ -1,0 +1,420 @@
+//! `magpie bench callbacks`: what each operation of a sched_ext scheduler costs per call.
+//!
+//! The kernel counts the calls of BPF programs and the time they take when `kernel.bpf_stats_enabled`
+//! is set; `bpftool prog show` prints it. Each scheduler runs hackbench in one guest, one after the
+//! other, and what was counted meanwhile is the table. The two clock reads of the counting are in the
+//! figures, the same for all: compare them, do not add them up to a share of the CPU time.
+//!
+//! In virtual time (the default machine) a nanosecond is a fixed number of instructions, so that the
+//! figures repeat; they know nothing of caches.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use magpie_lab::{GuestOptions, KernelChoice, Machine, Progress};
+use serde::{Deserialize, Serialize};
+
+use crate::candidate::{self, Candidate};
+use crate::place::{Place, Vm};
+use crate::report::write_atomically;
+
+/// Real time that hackbench may take.
+const WORK_LIMIT: Duration = Duration::from_secs(900);
+const SHORT: Duration = Duration::from_secs(120);
+
+/// Measure what each operation of schedulers costs per call, under hackbench, in a guest.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Machine of the guest: a preset (`magpie lab machines`) or a TOML file
+    #[arg(long, default_value = "vt4", value_name = "NAME|FILE")]
+    machine: String,
+    /// Kernel of the guest: a series (`magpie lab kernels`) [default: the newest]
+    #[arg(long, value_name = "SERIES")]
+    kernel: Option<String>,
+    /// Schedulers with their options, separated by commas
+    #[arg(long, default_value = "scx_magpie", value_name = "LIST")]
+    sched: String,
+    /// hackbench groups
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    groups: u32,
+    /// hackbench loops
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    loops: u32,
+    /// Write the result as JSON, `-` for standard output
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Print the table as Markdown
+    #[arg(long)]
+    markdown: bool,
+}
+
+/// What was counted of one BPF program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cost {
+    /// How often it was called.
+    pub calls: u64,
+    /// Time in it, in nanoseconds of the machine.
+    pub ns: u64,
+}
+
+impl Cost {
+    /// None if it was never called.
+    pub fn ns_per_call(&self) -> Option<f64> {
+        (self.calls > 0).then(|| self.ns as f64 / self.calls as f64)
+    }
+}
+
+/// One scheduler's costs, by operation.
+#[derive(Debug, Serialize)]
+struct Measured {
+    scheduler: String,
+    operations: BTreeMap<String, Cost>,
+    context_switches: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Outcome {
+    schema: u32,
+    machine: BTreeMap<String, serde_json::Value>,
+    kernel: String,
+    workload: String,
+    schedulers: Vec<Measured>,
+}
+
+/// Runs `magpie bench callbacks`; the process's exit code.
+///
+/// # Errors
+/// When a program is missing, the guest or a scheduler fails, or nothing was counted.
+pub fn run(args: &Args) -> Result<u8> {
+    let mut candidates: Vec<Candidate> = candidate::parse_list(&args.sched)?;
+    candidates.retain(|candidate| !candidate.is_baseline());
+    if candidates.is_empty() {
+        bail!(
+            "the kernel's own scheduler has no BPF programs; name sched_ext schedulers in --sched"
+        );
+    }
+    let mut files = Vec::new();
+    for candidate in &candidates {
+        let program = candidate::find_scheduler(&candidate.argv[0])?;
+        if !files.contains(&program) {
+            files.push(program);
+        }
+    }
+    let spinner = indicatif::ProgressBar::new_spinner();
+    spinner.enable_steady_tick(Duration::from_millis(100));
+    let messages = spinner.clone();
+    let mut place = Vm::boot(&GuestOptions {
+        machine: Machine::find(&args.machine)?,
+        kernel: KernelChoice::parse(args.kernel.as_deref(), None)?,
+        packages: vec!["rt-tests".into(), "bpftool".into()],
+        files,
+        progress: Progress::new(move |what| messages.set_message(what.to_string())),
+        ..GuestOptions::default()
+    })?;
+    output(&mut place, "echo 1 > /proc/sys/kernel/bpf_stats_enabled")?;
+
+    let workload = format!("hackbench -g {} -l {}", args.groups, args.loops);
+    let mut schedulers = Vec::new();
+    for candidate in candidates {
+        spinner.set_message(format!("{workload} under {}", candidate.name));
+        schedulers.push(measure(&mut place, candidate, &workload)?);
+    }
+    spinner.finish_and_clear();
+    let outcome = Outcome {
+        schema: 1,
+        machine: place.machine(),
+        kernel: place.kernel(),
+        workload,
+        schedulers,
+    };
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&outcome).context("encode the result")?;
+        write_atomically(path, &format!("{text}\n"))?;
+    }
+    if args.json.as_deref() != Some(Path::new("-")) {
+        print!("{}", describe(&outcome, &args.machine, args.markdown));
+    }
+    Ok(0)
+}
+
+fn measure(place: &mut Vm, candidate: Candidate, workload: &str) -> Result<Measured> {
+    let mut argv = candidate.argv;
+    let program = Path::new(&argv[0]).file_name();
+    argv[0] = format!("/bin/{}", program.context("a program")?.to_string_lossy());
+    place.start_scheduler(&argv)?;
+    let before = programs(place)?;
+    let switches_before = context_switches(place)?;
+    let work: Vec<String> = workload.split(' ').map(String::from).collect();
+    let ran = place.run(&work, WORK_LIMIT)?;
+    let context_switches = context_switches(place)? - switches_before;
+    let after = programs(place)?;
+    let name = candidate.name;
+    if let Some(why) = place.scheduler_died()? {
+        bail!("{name} ended while {workload} ran: {why}");
+    }
+    place.stop_scheduler()?;
+    ensure!(
+        ran.code == 0,
+        "{workload} failed under {name}: {}",
+        ran.output
+    );
+
+    let mut operations = BTreeMap::new();
+    for (id, (operation, cost)) in after {
+        let earlier = before.get(&id).map(|(_, cost)| *cost).unwrap_or_default();
+        let cost = Cost {
+            calls: cost.calls - earlier.calls,
+            ns: cost.ns - earlier.ns,
+        };
+        if cost.calls > 0 {
+            operations.insert(operation, cost);
+        }
+    }
+    ensure!(
+        !operations.is_empty(),
+        "the kernel counted no call of a BPF program of {name}: is CONFIG_BPF_SYSCALL's \
+         kernel.bpf_stats_enabled there?"
+    );
+    Ok(Measured {
+        scheduler: name,
+        operations,
+        context_switches,
+    })
+}
+
+fn output(place: &mut Vm, script: &str) -> Result<String> {
+    let argv = ["sh", "-c", script].map(String::from);
+    let ran = place.run(&argv, SHORT)?;
+    ensure!(
+        ran.code == 0,
+        "`{script}` failed in the guest: {}",
+        ran.output
+    );
+    Ok(ran.output)
+}
+
+fn context_switches(place: &mut Vm) -> Result<u64> {
+    let stat = place.read("/proc/stat")?;
+    stat.lines()
+        .find_map(|line| line.strip_prefix("ctxt ")?.trim().parse().ok())
+        .context("/proc/stat has no line ctxt")
+}
+
+/// The struct_ops programs that are loaded: operation and cost so far, by the program's id.
+fn programs(place: &mut Vm) -> Result<BTreeMap<u64, (String, Cost)>> {
+    parse_programs(&output(place, "bpftool --json prog show")?)
+}
+
+fn parse_programs(json: &str) -> Result<BTreeMap<u64, (String, Cost)>> {
+    /// A line of bpftool; the counters are absent while they are zero.
+    #[derive(Deserialize)]
+    struct Line {
+        id: u64,
+        #[serde(rename = "type", default)]
+        kind: String,
+        #[serde(default)]
+        name: String,
+        #[serde(default)]
+        run_time_ns: u64,
+        #[serde(default)]
+        run_cnt: u64,
+    }
+    let lines: Vec<Line> =
+        serde_json::from_str(json).with_context(|| format!("bpftool printed {json}"))?;
+    Ok(lines
+        .into_iter()
+        .filter(|line| line.kind == "struct_ops")
+        .map(|line| {
+            let cost = Cost {
+                calls: line.run_cnt,
+                ns: line.run_time_ns,
+            };
+            (line.id, (operation(&line.name), cost))
+        })
+        .collect())
+}
+
+/// Operations of sched_ext, for names that the kernel cut to 15 characters.
+const OPERATIONS: &[&str] = &[
+    "select_cpu",
+    "enqueue",
+    "dequeue",
+    "dispatch",
+    "tick",
+    "runnable",
+    "running",
+    "stopping",
+    "quiescent",
+    "yield",
+    "core_sched_before",
+    "set_weight",
+    "set_cpumask",
+    "update_idle",
+    "cpu_acquire",
+    "cpu_release",
+    "cpu_online",
+    "cpu_offline",
+    "init_task",
+    "exit_task",
+    "enable",
+    "disable",
+];
+
+/// `magpie_select_cpu` and the `magpie_select_c` that is left of it: `select_cpu`.
+fn operation(program: &str) -> String {
+    let name = program.split_once('_').map_or(program, |(_, name)| name);
+    let is_cut = program.len() == 15;
+    OPERATIONS
+        .iter()
+        .find(|known| **known == name || is_cut && known.starts_with(name))
+        .map_or_else(|| name.to_string(), |known| known.to_string())
+}
+
+/// The table: an operation a line, in the order of its cost to the first scheduler that has it.
+fn describe(outcome: &Outcome, machine: &str, markdown: bool) -> String {
+    let mut operations: Vec<&String> = Vec::new();
+    for measured in &outcome.schedulers {
+        let mut of_it: Vec<_> = measured.operations.iter().collect();
+        of_it.sort_by_key(|(_, cost)| std::cmp::Reverse(cost.ns));
+        for (operation, _) in of_it {
+            if !operations.contains(&operation) {
+                operations.push(operation);
+            }
+        }
+    }
+    let cell = |cost: Option<&Cost>| match cost.and_then(|c| Some((c.ns_per_call()?, c.calls))) {
+        Some((ns, calls)) => format!("{ns:.0} ({calls})"),
+        None => "-".into(),
+    };
+    let mut lines = vec![row(
+        "ns per call (calls)",
+        outcome.schedulers.iter().map(|m| m.scheduler.clone()),
+    )];
+    for operation in operations {
+        let cells = outcome.schedulers.iter();
+        lines.push(row(
+            operation,
+            cells.map(|m| cell(m.operations.get(operation))),
+        ));
+    }
+    lines.push(row(
+        "all, ns per context switch",
+        outcome.schedulers.iter().map(|measured| {
+            let ns: u64 = measured.operations.values().map(|cost| cost.ns).sum();
+            format!("{:.0}", ns as f64 / measured.context_switches.max(1) as f64)
+        }),
+    ));
+    lines.push(row(
+        "context switches",
+        outcome
+            .schedulers
+            .iter()
+            .map(|measured| measured.context_switches.to_string()),
+    ));
+
+    let mut text = String::new();
+    let columns = lines[0].len();
+    let width = |column: usize| lines.iter().map(|l| l[column].chars().count()).max();
+    for (index, line) in lines.iter().enumerate() {
+        if markdown {
+            let _ = writeln!(text, "| {} |", line.join(" | "));
+            if index == 0 {
+                let _ = writeln!(text, "|---|{}", "---:|".repeat(columns - 1));
+            }
+            continue;
+        }
+        let cells = line.iter().enumerate().map(|(column, cell)| {
+            let width = width(column).unwrap_or(0);
+            match column {
+                0 => format!("{cell:<width$}"),
+                _ => format!("{cell:>width$}"),
+            }
+        });
+        let _ = writeln!(text, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+    }
+    let _ = writeln!(
+        text,
+        "\n{}, machine {machine}, kernel {}",
+        outcome.workload, outcome.kernel
+    );
+    text
+}
+
+fn row(name: &str, cells: impl Iterator<Item = String>) -> Vec<String> {
+    std::iter::once(name.to_string()).chain(cells).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_known_by_their_operation() {
+        assert_eq!(operation("magpie_select_cpu"), "select_cpu");
+        assert_eq!(operation("magpie_select_c"), "select_cpu");
+        assert_eq!(operation("bpfland_dispatch"), "dispatch");
+        assert_eq!(operation("magpie_runn"), "runn");
+        assert_eq!(operation("lavd_something_else"), "something_else");
+    }
+
+    #[test]
+    fn bpftool_is_read() {
+        let json = r#"[
+            {"id": 3, "type": "cgroup_skb", "name": "x", "run_time_ns": 9, "run_cnt": 9},
+            {"id": 7, "type": "struct_ops", "name": "magpie_enqueue", "run_time_ns": 300, "run_cnt": 2},
+            {"id": 8, "type": "struct_ops", "name": "magpie_tick"}]"#;
+        let programs = parse_programs(json).unwrap();
+        assert_eq!(programs.len(), 2);
+        let (operation, cost) = &programs[&7];
+        assert_eq!(operation, "enqueue");
+        assert_eq!(cost.ns_per_call(), Some(150.0));
+        assert_eq!(programs[&8].1.ns_per_call(), None);
+        assert!(parse_programs("Error: no").is_err());
+    }
+
+    #[test]
+    fn the_costliest_comes_first_and_what_is_missing_is_said() {
+        let measured = |scheduler: &str, operations: &[(&str, u64, u64)]| Measured {
+            scheduler: scheduler.into(),
+            operations: operations
+                .iter()
+                .map(|(name, calls, ns)| {
+                    (
+                        name.to_string(),
+                        Cost {
+                            calls: *calls,
+                            ns: *ns,
+                        },
+                    )
+                })
+                .collect(),
+            context_switches: 10,
+        };
+        let outcome = Outcome {
+            schema: 1,
+            machine: BTreeMap::new(),
+            kernel: "7.2".into(),
+            workload: "hackbench".into(),
+            schedulers: vec![
+                measured("a", &[("enqueue", 2, 100), ("dispatch", 1, 400)]),
+                measured("b", &[("tick", 1, 7)]),
+            ],
+        };
+        let text = describe(&outcome, "vt4", false);
+        let words: Vec<Vec<&str>> = text
+            .lines()
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        assert_eq!(words[1], ["dispatch", "400", "(1)", "-"]);
+        assert_eq!(words[2], ["enqueue", "50", "(2)", "-"]);
+        assert_eq!(words[3], ["tick", "-", "7", "(1)"]);
+        assert_eq!(
+            words[4],
+            ["all,", "ns", "per", "context", "switch", "50", "1"]
+        );
+        assert!(describe(&outcome, "vt4", true).contains("|---|---:|---:|"));
+    }
+}
