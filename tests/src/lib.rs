@@ -2,6 +2,9 @@
 //!
 //! What the tests share: guests, one at a time per test program. Several guests at once would slow
 //! each other down until time limits are missed, which would say nothing about what is tested.
+//! What the scheduler's tests share on top of that is in [`scheduler`].
+
+pub mod scheduler;
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::{Guest, GuestOptions, Machine};

@@ -1,0 +1,154 @@
+//! What the tests of scx_magpie share: the programs under test, a machine without noise, and a
+//! scheduler that is watched while a test uses it.
+//!
+//! Most of these tests run on [`VT8`], a machine in virtual time: what they measure does not depend
+//! on what else the host does, so that a bar of 1 % can be held against one run, and a single task
+//! that waits beside an idle CPU for longer than a tick is a fault of the scheduler.
+
+use crate::{TestGuest, boot};
+use anyhow::{Context, Result, bail, ensure};
+use magpie_lab::{Guest, GuestOptions, guest, place};
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// Two LLCs of two cores of two threads, in virtual time.
+pub const VT8: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/machines/vt8.toml");
+
+/// Real time that a command may take whose own, virtual, time is bounded: hosts can be slow.
+pub const PATIENCE: Duration = Duration::from_secs(600);
+
+const STATE: &str = "/sys/kernel/sched_ext/state";
+
+/// What is built once per test program: the error, if it failed, is told by every test.
+static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+
+/// A program of this workspace, of the current sources, as users build it: `cargo test` builds no
+/// binaries of other packages.
+pub fn program(name: &str) -> Result<PathBuf> {
+    let folder = BUILT.get_or_init(|| build().map_err(|error| format!("{error:#}")));
+    let file = match folder {
+        Ok(folder) => folder.join(name),
+        Err(error) => bail!("{error}"),
+    };
+    ensure!(file.is_file(), "there is no {}", file.display());
+    Ok(file)
+}
+
+fn build() -> Result<PathBuf> {
+    let tree = place::source_tree().context("the tests need the source tree")?;
+    let target = match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(target) => PathBuf::from(target),
+        None => tree.join("target"),
+    };
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    // All of the workspace: a choice of packages would choose other features of what they share, and
+    // build it again.
+    let status = Command::new(cargo)
+        .args(["build", "--quiet", "--release", "--workspace", "--bins"])
+        .current_dir(&tree)
+        .status()
+        .context("cannot run cargo to build what is tested")?;
+    ensure!(status.success(), "cannot build what is tested");
+    Ok(target.join("release"))
+}
+
+/// Boots a machine with scx_magpie, magpie-load and hackbench.
+pub fn boot_for_magpie(machine: &str, change: impl FnOnce(&mut GuestOptions)) -> Result<TestGuest> {
+    let files = vec![program("scx_magpie")?, program("magpie-load")?];
+    boot(machine, |options| {
+        options.files = files;
+        options.packages = vec!["rt-tests".into()];
+        change(options);
+    })
+}
+
+/// Words as the arguments of a command.
+pub fn words(command: &str) -> Vec<String> {
+    command.split_whitespace().map(String::from).collect()
+}
+
+/// Runs a shell script that must succeed; its standard output.
+pub fn shell(guest: &mut Guest, script: &str) -> Result<String> {
+    guest.capture(&["sh", "-c", script], PATIENCE)
+}
+
+/// Runs a command that prints one JSON object. An exit code of 2 means that what it checked does not
+/// hold; the object says so as well.
+pub fn json(guest: &mut Guest, command: &str) -> Result<Value> {
+    let script = format!("{command} || [ $? = 2 ]");
+    let text = shell(guest, &script)?;
+    serde_json::from_str(&text).with_context(|| format!("{command} printed:\n{text}"))
+}
+
+/// A number in a JSON object, by its path.
+pub fn number(value: &Value, pointer: &str) -> Result<f64> {
+    value
+        .pointer(pointer)
+        .and_then(Value::as_f64)
+        .with_context(|| format!("no number at {pointer} in {value}"))
+}
+
+/// Runs `test` under a scheduler, which must still be the same one afterwards, and end well.
+///
+/// The kernel counts how often a scheduler was enabled since boot; were it higher than before, the
+/// scheduler would have been thrown out or have restarted in between.
+pub fn under<T>(
+    guest: &mut Guest,
+    command: &str,
+    test: impl FnOnce(&mut Guest) -> Result<T>,
+) -> Result<T> {
+    guest.start_scheduler(&words(command))?;
+    let before = enablings(guest)?;
+    let outcome = test(guest);
+    // A guest that hangs cannot be asked; then what the test found is all there is to tell.
+    let died = match (guest.scheduler_died(), &outcome) {
+        (Ok(died), _) => died,
+        (Err(_), Err(_)) => return outcome,
+        (Err(error), Ok(_)) => return Err(error),
+    };
+    if let Some(exit) = died {
+        let report = format!("`{command}` ended meanwhile: {}", guest::explain(&exit));
+        return match outcome {
+            Ok(_) => bail!(report),
+            Err(error) => Err(error.context(report)),
+        };
+    }
+    let outcome = outcome?;
+    let after = enablings(guest)?;
+    ensure!(
+        before == after,
+        "`{command}` was restarted: enabled {before} times before, {after} after"
+    );
+    let exit = guest.stop_scheduler()?;
+    ensure!(
+        exit.code == 0 && exit.state == "disabled",
+        "`{command}` was asked to stop: {exit:?}"
+    );
+    Ok(outcome)
+}
+
+fn enablings(guest: &mut Guest) -> Result<String> {
+    shell(
+        guest,
+        &format!("cat {STATE} /sys/kernel/sched_ext/enable_seq"),
+    )
+}
+
+/// scx_magpie's counters since it started.
+pub fn counters(guest: &mut Guest) -> Result<Value> {
+    json(guest, "scx_magpie --stats-json")
+}
+
+/// How much a counter grew.
+pub fn grown(before: &Value, after: &Value, counter: &str) -> Result<u64> {
+    let read = |counters: &Value| {
+        counters
+            .get(counter)
+            .and_then(Value::as_u64)
+            .with_context(|| format!("there is no counter {counter} in {counters}"))
+    };
+    Ok(read(after)? - read(before)?)
+}

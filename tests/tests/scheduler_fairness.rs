@@ -1,0 +1,83 @@
+//! Mechanism 0: CPU time is shared by weight. The bars: equal CPU hogs within 1 % of each other over
+//! 10 s, ratios of nice levels within 5 %.
+
+use anyhow::{Result, ensure};
+use magpie_lab::Guest;
+use magpie_tests::scheduler::{VT8, boot_for_magpie, json, number, under};
+use serde_json::Value;
+
+const MAGPIE: &str = "scx_magpie";
+
+/// CPU seconds of each hog, and what magpie-load says about them.
+fn hogs(guest: &mut Guest, arguments: &str) -> Result<(Vec<f64>, Value)> {
+    let found = json(guest, &format!("magpie-load hogs --json {arguments}"))?;
+    let hogs = found["hogs"].as_array().map_or(&[][..], Vec::as_slice);
+    let times = hogs
+        .iter()
+        .map(|hog| number(hog, "/cpu_s"))
+        .collect::<Result<_>>()?;
+    println!(
+        "hogs {arguments}: {times:.3?} s, spread {:.3} %, worst deviation {:.3} %",
+        number(&found, "/spread_percent")?,
+        number(&found, "/deviation_percent")?
+    );
+    Ok((times, found))
+}
+
+#[test]
+fn hogs_of_one_queue_share_by_weight() -> Result<()> {
+    let mut guest = boot_for_magpie(VT8, |_| {})?;
+    under(&mut guest, MAGPIE, |guest| {
+        let (_, equal) = hogs(guest, "--count 5 --cpus 0 --seconds 10")?;
+        let spread = number(&equal, "/spread_percent")?;
+        ensure!(spread <= 1.0, "equal hogs differ by {spread} %");
+
+        let (_, nice) = hogs(guest, "--count 3 --nice 0,5,-3 --cpus 0 --seconds 10")?;
+        let deviation = number(&nice, "/deviation_percent")?;
+        ensure!(deviation <= 5.0, "nice levels: {deviation} % from fair");
+
+        // Weights 1024 and 3: the one may not be disturbed, the other must not starve.
+        let (times, _) = hogs(guest, "--count 2 --policy other,idle --cpus 0 --seconds 10")?;
+        let share = 100.0 * times[1] / (times[0] + times[1]);
+        ensure!(
+            (0.1..1.0).contains(&share),
+            "SCHED_IDLE got {share} % beside a normal task, its weight gives it 0.29 %"
+        );
+        Ok(())
+    })?;
+    guest.into_guest().shutdown()
+}
+
+#[test]
+fn hogs_of_several_cpus_share_by_weight() -> Result<()> {
+    let mut guest = boot_for_magpie(VT8, |_| {})?;
+    under(&mut guest, MAGPIE, |guest| {
+        let (_, equal) = hogs(guest, "--count 8 --cpus 0-3 --seconds 10")?;
+        let spread = number(&equal, "/spread_percent")?;
+        ensure!(spread <= 1.0, "equal hogs differ by {spread} %");
+
+        let (_, nice) = hogs(guest, "--count 6 --nice 0,5 --cpus 0-1 --seconds 5")?;
+        let deviation = number(&nice, "/deviation_percent")?;
+        ensure!(deviation <= 5.0, "nice levels: {deviation} % from fair");
+        Ok(())
+    })?;
+    guest.into_guest().shutdown()
+}
+
+/// Four of the CPUs have one hog more than the others, whoever they are: without rotation some hogs
+/// would have a CPU to themselves and the others half of one.
+#[test]
+fn hogs_that_do_not_divide_evenly_fare_no_worse_than_under_eevdf() -> Result<()> {
+    const HOGS: &str = "--count 12 --seconds 4";
+    let mut guest = boot_for_magpie(VT8, |_| {})?;
+    let (_, eevdf) = hogs(&mut guest, HOGS)?;
+    let magpie = under(&mut guest, MAGPIE, |guest| Ok(hogs(guest, HOGS)?.1))?;
+    let eevdf = number(&eevdf, "/spread_percent")?;
+    let magpie = number(&magpie, "/spread_percent")?;
+    println!("spread of 12 hogs on 8 CPUs: EEVDF {eevdf:.2} %, scx_magpie {magpie:.2} %");
+    ensure!(
+        magpie <= eevdf,
+        "12 hogs on 8 CPUs: spread {magpie} %, under EEVDF {eevdf} %"
+    );
+    guest.into_guest().shutdown()
+}

@@ -1,0 +1,103 @@
+//! Mechanism 1: idle CPUs take waiting tasks, near ones first, and only where the task may run.
+
+use anyhow::{Result, ensure};
+use magpie_lab::Guest;
+use magpie_tests::scheduler::{VT8, boot_for_magpie, counters, grown, json, number, shell, under};
+
+const TICK_MS: f64 = 4.0;
+const SPREAD: &str = "magpie-load spread --json --hold 0.2 --limit 0.5";
+
+/// Tasks taken from the sibling, from elsewhere in the LLC, from the other LLC, from another node.
+#[derive(Debug)]
+struct Steals {
+    sibling: u64,
+    llc: u64,
+    node: u64,
+    remote: u64,
+}
+
+/// What was stolen while a command ran.
+fn steals(guest: &mut Guest, command: &str) -> Result<Steals> {
+    let before = counters(guest)?;
+    shell(guest, command)?;
+    let after = counters(guest)?;
+    let steals = Steals {
+        sibling: grown(&before, &after, "steal_sibling")?,
+        llc: grown(&before, &after, "steal_llc")?,
+        node: grown(&before, &after, "steal_node")?,
+        remote: grown(&before, &after, "steal_remote")?,
+    };
+    println!("{command}: {steals:?}");
+    Ok(steals)
+}
+
+#[test]
+fn work_that_piles_up_on_one_cpu_spreads() -> Result<()> {
+    let mut guest = boot_for_magpie(VT8, |_| {})?;
+    let eevdf = json(&mut guest, SPREAD)?;
+    let magpie = under(&mut guest, "scx_magpie", |guest| json(guest, SPREAD))?;
+    let without = under(&mut guest, "scx_magpie --no-steal", |guest| {
+        json(guest, SPREAD)
+    })?;
+    println!("EEVDF: {eevdf}\nscx_magpie: {magpie}\nscx_magpie --no-steal: {without}");
+    ensure!(magpie["covered"] == 8, "not on every CPU: {magpie}");
+    // The bar is one tick. The hogs are released one after the other, so allow for a second one.
+    let all = number(&magpie, "/spread_ms")?;
+    ensure!(
+        all < 2.0 * TICK_MS,
+        "it took {all} ms until every CPU had work; CPUs idled beside waiting tasks: {magpie}"
+    );
+    ensure!(
+        without["covered"] != 8,
+        "without stealing the work spreads as well: {without}"
+    );
+    guest.into_guest().shutdown()
+}
+
+#[test]
+fn near_work_is_taken_first_and_only_what_may_run_here() -> Result<()> {
+    let mut guest = boot_for_magpie(VT8, |_| {})?;
+    under(&mut guest, "scx_magpie", |guest| {
+        let hackbench = "hackbench -g 1 -l 50";
+
+        let core = steals(guest, &format!("taskset -c 2,3 {hackbench}"))?;
+        ensure!(core.sibling > 0, "nothing stolen in a core: {core:?}");
+        let llc = steals(guest, &format!("taskset -c 0-3 {hackbench}"))?;
+        ensure!(
+            llc.sibling > 0 && llc.llc > 0,
+            "nothing stolen in an LLC: {llc:?}"
+        );
+        // Other tasks of the system may wander, those of hackbench may not.
+        for confined in [&core, &llc] {
+            ensure!(
+                10 * (confined.node + confined.remote) <= confined.sibling + confined.llc,
+                "confined tasks were stolen by another LLC: {confined:?}"
+            );
+        }
+        // One CPU per LLC: there is nobody nearer.
+        let far = steals(guest, &format!("taskset -c 1,6 {hackbench}"))?;
+        ensure!(
+            far.node > 10 * (far.sibling + far.llc),
+            "two LLCs must steal from each other: {far:?}"
+        );
+        // With all CPUs allowed there is usually something near.
+        let all = steals(guest, "hackbench -g 2 -l 50")?;
+        ensure!(
+            all.sibling + all.llc > all.node,
+            "far work is preferred: {all:?}"
+        );
+        ensure!(all.remote == 0, "there is one node: {all:?}");
+
+        // Two hogs of one CPU beside seven idle ones: each has its half, and there is no search that
+        // finds them.
+        let pinned = "magpie-load hogs --json --count 2 --cpus 5 --seconds 0.5 > /tmp/hogs";
+        let none = steals(guest, pinned)?;
+        let hogs = json(guest, "cat /tmp/hogs")?;
+        ensure!(
+            number(&hogs, "/cpu_s")? <= 1.02 * number(&hogs, "/elapsed_s")?,
+            "pinned hogs ran elsewhere: {hogs} {none:?}"
+        );
+        Ok(())
+    })?;
+    guest.into_guest().shutdown()
+}
