@@ -13,13 +13,16 @@
 //! - *search a busy map*: the same while one other thread announces
 //!
 //! Rounds are short, and the cells of a table take turns, so that what drifts hits all alike. A
-//! round counts only if every thread had its CPU for itself: its CPU time must be the wall time,
-//! but for [`LOST`]. On a busy host most rounds are lost; the result says how many were kept.
+//! round counts only if every thread had its CPU for itself (its CPU time is the wall time) and all
+//! ran at the same time (on a busy host they can run one after the other on one CPU), but for
+//! [`LOST`]. On a busy host most rounds are lost; the result says how many were kept.
 
 use crate::sparsemask::{Layout, Mask};
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Pid;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,6 +31,9 @@ use std::time::{Duration, Instant};
 
 /// How often a thread sets and clears a place before it goes on to another.
 pub const STAY: u32 = 32;
+
+/// Visits between two looks at the clock, which takes as long as a visit of a small map.
+const VISITS: u64 = 16;
 
 /// The share of the wall time that a thread of a round that counts may lose.
 pub const LOST: f64 = 0.03;
@@ -77,6 +83,17 @@ pub fn cpus() -> u32 {
     thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
 
+/// Binds this thread to the `nth` of the CPUs that it may use: a busy host would leave two threads on
+/// one CPU for longer than a round takes.
+fn pin(nth: u32) -> nix::Result<()> {
+    let this_thread = Pid::from_raw(0);
+    let allowed = sched_getaffinity(this_thread)?;
+    let mut candidates = (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu) == Ok(true));
+    let mut own = CpuSet::new();
+    own.set(candidates.nth(nth as usize).unwrap_or_default())?;
+    sched_setaffinity(this_thread, &own)
+}
+
 /// What the threads of a round do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -115,6 +132,7 @@ impl Cell {
 /// What a thread did in a round.
 struct Share {
     operations: u64,
+    began: Instant,
     wall: Duration,
     cpu: Duration,
 }
@@ -135,6 +153,7 @@ fn repeat(round: Duration, mut batch: impl FnMut() -> u64) -> Share {
     }
     Share {
         operations,
+        began,
         wall: began.elapsed(),
         cpu: cpu_time() - cpu,
     }
@@ -157,10 +176,24 @@ fn announce(mask: &Mask, places: u32, thread: u32, threads: u32, round: Duration
 fn search(mask: &Mask, places: u32, round: Duration) -> Share {
     let mut random = fastrand::Rng::with_seed(1);
     repeat(round, || {
-        let start = random.u32(0..places);
-        std::hint::black_box(mask.visit(0..places, start).count());
-        1
+        for _ in 0..VISITS {
+            let start = random.u32(0..places);
+            std::hint::black_box(mask.visit(0..places, start).count());
+        }
+        VISITS
     })
+}
+
+/// Whether all threads ran all the time, and at the same time.
+fn is_undisturbed(shares: &[Share], round: Duration) -> bool {
+    let mostly = |part: Duration, whole: Duration| part >= whole.mul_f64(1.0 - LOST);
+    let last_began = shares.iter().map(|share| share.began).max();
+    let first_ended = shares.iter().map(|share| share.began + share.wall).min();
+    let (Some(from), Some(to)) = (last_began, first_ended) else {
+        return false;
+    };
+    shares.iter().all(|share| mostly(share.cpu, share.wall))
+        && mostly(to.saturating_duration_since(from), round)
 }
 
 /// Nanoseconds of one operation, averaged over the threads that do what is measured; none if a thread
@@ -169,6 +202,8 @@ fn measure_round(layout: Layout, cell: &Cell, round: Duration) -> Option<f64> {
     let mask = Mask::new(layout, cell.places);
     let ready = AtomicU32::new(0);
     let work = |thread| {
+        // Where that is not allowed, rounds that overlap too little are dropped all the same.
+        let _ = pin(thread);
         ready.fetch_add(1, Ordering::AcqRel);
         while ready.load(Ordering::Acquire) < cell.threads {
             thread::yield_now();
@@ -187,9 +222,7 @@ fn measure_round(layout: Layout, cell: &Cell, round: Duration) -> Option<f64> {
         threads.into_iter().map(join).collect()
     });
 
-    let undisturbed =
-        |share: &Share| share.cpu.as_secs_f64() >= share.wall.as_secs_f64() * (1.0 - LOST);
-    if !shares.iter().all(undisturbed) {
+    if !is_undisturbed(&shares, round) {
         return None;
     }
     let measured = match cell.scenario {
