@@ -210,6 +210,9 @@ impl<'a> Tracker<'a> {
                 },
             );
         }
+        for cpu in perhaps_offline_at_start(records) {
+            tracker.change_cpu(cpu, setting.start, |c| c.online = false);
+        }
         // The first switch of each CPU tells what it did from the start on.
         let mut seen = HashSet::new();
         for record in records {
@@ -561,6 +564,25 @@ impl<'a> Tracker<'a> {
         }
         sum
     }
+}
+
+/// CPUs that may have been on their way out when the recording began. That a CPU goes is marked
+/// twice, before and after, so a first pair that is not whole tells of a mark that came too early to be
+/// recorded. Such a CPU would look idle from the start on. (A recording that ends within the pair
+/// looks the same; then the CPU is not judged in it.)
+fn perhaps_offline_at_start(records: &[Record]) -> Vec<usize> {
+    let mut marks: HashMap<usize, Vec<bool>> = HashMap::new();
+    for record in records {
+        if let Event::Hotplug { target, online } = record.event {
+            marks.entry(target).or_default().push(online);
+        }
+    }
+    let is_torn = |marks: &[bool]| !marks.starts_with(&[false, false]);
+    marks
+        .into_iter()
+        .filter(|(_, marks)| is_torn(marks))
+        .map(|(cpu, _)| cpu)
+        .collect()
 }
 
 #[cfg(test)]

@@ -50,6 +50,10 @@ fn wakeup(ms: u64, cpu: usize, pid: i32, target: usize) -> Record {
     )
 }
 
+fn hotplug(ms: u64, target: usize, online: bool) -> Record {
+    at(ms, 0, Event::Hotplug { target, online })
+}
+
 /// Ticks of a busy CPU each 4 ms in a range.
 fn ticks(cpu: usize, from: u64, to: u64) -> impl Iterator<Item = Record> {
     (from..to)
@@ -164,23 +168,20 @@ fn excluded_and_offline_cpus_do_not_count() {
     one.judged = CpuSet::of([0]);
     assert!(run(&one, stranded_until(30)).violations.is_empty());
     let mut records = stranded_until(30);
-    records.push(at(
-        5,
-        0,
-        Event::Hotplug {
-            target: 1,
-            online: false,
-        },
-    ));
-    records.push(at(
-        28,
-        0,
-        Event::Hotplug {
-            target: 1,
-            online: true,
-        },
-    ));
+    records.extend([5, 5].map(|ms| hotplug(ms, 1, false)));
+    records.push(hotplug(28, 1, true));
     assert!(run(&setting(40), records).violations.is_empty());
+}
+
+#[test]
+fn a_cpu_that_went_while_the_recording_began_was_not_idle() {
+    let mut records = stranded_until(20);
+    assert_eq!(run(&setting(40), records.clone()).violations.len(), 1);
+    records.extend([hotplug(18, 1, false), hotplug(30, 1, true)]);
+    assert!(run(&setting(40), records.clone()).violations.is_empty());
+    // With both marks the CPU was there before, and idle.
+    records.push(hotplug(18, 1, false));
+    assert_eq!(run(&setting(40), records).violations.len(), 1);
 }
 
 #[test]

@@ -221,11 +221,12 @@ fn record(
     args: &Args,
     time: Duration,
 ) -> Result<(Setting, Trace)> {
+    recorder.start()?;
+    // Asked after the start: whatever changes from here on is in the trace.
     let judged = match &args.cpus {
         Some(cpus) => cpus.clone(),
         None => CpuSet::online()?,
     };
-    recorder.start()?;
     let mut affinity = affinities();
     let known_at = sys::now_ns();
     touch(&judged);

@@ -125,8 +125,11 @@ fn hotplug(until: Instant, seed: u64, mark: &mut dyn FnMut(String)) -> Result<()
         .collect();
     while Instant::now() < until {
         let cpu = cpus[random.usize(..cpus.len())];
+        // Twice: a recording that begins in between still saw the CPU online, and would take it for
+        // an idle one.
         mark(hotplug_marker(cpu, false));
         set_online(cpu, false)?;
+        mark(hotplug_marker(cpu, false));
         std::thread::sleep(Duration::from_millis(random.u64(20..200)));
         set_online(cpu, true)?;
         mark(hotplug_marker(cpu, true));
