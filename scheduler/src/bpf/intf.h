@@ -97,6 +97,7 @@ struct preferred_status {
 	s32 direction; /* of the last period: -1, 0, 1 */
 	u64 changes; /* of the number of cores, since the start */
 	u64 last_period; /* time stamp, ns */
+	u64 applied; /* how often the settings were acted on */
 	u64 kernel_steal_ns; /* non-zero if the kernel ever counted steal time */
 };
 

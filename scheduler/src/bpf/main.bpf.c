@@ -61,9 +61,7 @@ void BPF_STRUCT_OPS(magpie_enqueue, struct task_struct *p, u64 enq_flags)
 		s32 other = redirect(p, cpu);
 
 		if (other != cpu) {
-			join_after_move(ts, other);
-			scx_bpf_dsq_insert_vtime(p, other, slice_ns, key_of(ts), enq_flags);
-			scx_bpf_kick_cpu(other, SCX_KICK_IDLE);
+			queue_elsewhere(p, ts, other, enq_flags);
 			return;
 		}
 	}
@@ -72,44 +70,49 @@ void BPF_STRUCT_OPS(magpie_enqueue, struct task_struct *p, u64 enq_flags)
 		set_overloaded(cpu, true);
 }
 
+/*
+ *   running task still runnable, may stay, and first --yes--> keep it
+ *        | no
+ *   own queue -> nothing there -> keep it after all, or search elsewhere
+ */
 void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 {
 	struct cpu_state *state = state_of(cpu);
+	struct task_state *stayer = NULL;
 
-	if (prev && is_runnable(prev)) {
-		struct task_state *ts = task_state(prev);
+	if (prev && is_runnable(prev) && !must_leave(prev, cpu))
+		stayer = task_state(prev);
 
-		if (!ts)
+	if (stayer) {
+		charge(prev, stayer);
+		if (steal_enabled && pull_when_unbalanced(cpu, stayer->vruntime))
 			return;
 
-		charge(prev, ts);
-		if (must_leave(prev, cpu))
-			goto next;
-
-		if (steal_enabled && pull_when_unbalanced(cpu, ts->vruntime))
-			return;
-
-		if (is_still_first(ts, cpu)) {
-			keep_running(prev, ts, state);
+		if (is_still_first(stayer, cpu)) {
+			keep_running(prev, stayer, state);
 			return;
 		}
 	}
 
-next:
-	if (is_restricted() && !is_preferred(cpu))
+	if (!is_preferred(cpu))
 		drain_queue(cpu);
 
 	if (scx_bpf_dsq_move_to_local(cpu, 0)) {
 		count_event(state, EVENT_DISPATCH, 1);
-		update_overloaded(cpu);
+		if (!scx_bpf_dsq_nr_queued(cpu))
+			set_overloaded(cpu, false);
 		return;
 	}
 
 	set_overloaded(cpu, false);
-	if (!steal_enabled || (prev && is_runnable(prev)))
-		return;
 
-	if (steal_work(cpu))
+	/* What was ahead of it has left meanwhile. */
+	if (stayer) {
+		keep_running(prev, stayer, state);
+		return;
+	}
+
+	if (!steal_enabled || steal_work(cpu))
 		return;
 
 	/* The search dropped the runqueue lock: something may have come. */
@@ -159,46 +162,44 @@ bool BPF_STRUCT_OPS(magpie_yield, struct task_struct *from, struct task_struct *
 	return false;
 }
 
+#define TICK_LOOKS 8 /* waiting tasks that a tick looks at */
+
 /*
- * The net under all of the above, once a tick on every busy CPU: a task that
- * waits here while an allowed CPU idles is made known to that CPU. The first
- * waiting task's affinity is tested before the kick; without that, thousands
- * of kicks find nothing they may run.
+ * The net under all of the above, once a tick on every busy CPU: for each task
+ * that waits here an idle CPU that may run it is woken to look for it. The waiting
+ * task's affinity is tested before the kick; without that, thousands of kicks
+ * find nothing they may run.
  */
 void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 {
 	s32 cpu = scx_bpf_task_cpu(p);
+	struct cpu_state *state = state_of(cpu);
 	struct task_struct *waiting;
-	s32 idle;
+	bool may_move = false;
+	u32 looks = 0;
 
-	publish_clock(state_of(cpu), cpu);
+	publish_clock(state, cpu);
 	if (preferred_enabled) {
-		note_tick(state_of(cpu));
+		note_tick(state);
 		if (must_leave(p, cpu)) {
 			scx_bpf_task_set_slice(p, 0);
 			return;
 		}
 	}
 
-	if (!scx_bpf_dsq_nr_queued(cpu)) {
-		set_overloaded(cpu, false);
-		return;
-	}
-
-	set_overloaded(cpu, true);
-
 	bpf_for_each(scx_dsq, waiting, cpu, 0) {
+		if (++looks > TICK_LOOKS)
+			break;
 		if (is_pinned(waiting))
 			continue;
 
-		idle = pick_idle_for(waiting);
-		if (idle >= 0) {
-			WRITE_ONCE(state_of(idle)->must_search, 1);
-			count_event(state_of(cpu), EVENT_KICK_IDLE, 1);
-			scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
-		}
-		break;
+		may_move = true;
+		if (!kick_idle_for(waiting))
+			break;
+		count_event(state, EVENT_KICK_IDLE, 1);
 	}
+
+	set_overloaded(cpu, may_move || looks > TICK_LOOKS);
 }
 
 void BPF_STRUCT_OPS(magpie_update_idle, s32 cpu, bool idle)
@@ -273,6 +274,8 @@ void BPF_STRUCT_OPS(magpie_enable, struct task_struct *p)
 void BPF_STRUCT_OPS(magpie_cpu_online, s32 cpu)
 {
 	state_of(cpu)->is_online = 1;
+	if (preferred_enabled)
+		apply_soon();
 }
 
 /*
@@ -289,6 +292,8 @@ void BPF_STRUCT_OPS(magpie_cpu_offline, s32 cpu)
 
 	set_overloaded(cpu, false);
 	state_of(cpu)->is_online = 0;
+	if (preferred_enabled)
+		apply_soon();
 }
 
 static void find_online_cpus(void)

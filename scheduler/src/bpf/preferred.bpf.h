@@ -124,8 +124,9 @@ static __always_inline s32 any_preferred(const struct task_struct *p)
 	if (!mask)
 		return -1;
 
+	/* One that has just gone offline may be in the mask until the next period. */
 	cpu = bpf_cpumask_any_and_distribute(p->cpus_ptr, (const struct cpumask *)mask);
-	return cpu < nr_cpus ? (s32)cpu : -1;
+	return cpu < nr_cpus && state_of(cpu)->is_online ? (s32)cpu : -1;
 }
 
 /*
@@ -145,6 +146,19 @@ static __always_inline s32 redirect(const struct task_struct *p, s32 cpu)
 
 	count_event(state_of(bpf_get_smp_processor_id()), EVENT_BACKOFF, 1);
 	return other;
+}
+
+/* The one case in which a task waits on another CPU than its own: so the kick. */
+static __always_inline void queue_elsewhere(struct task_struct *p, struct task_state *ts, s32 cpu,
+					    u64 enq_flags)
+{
+	if (enq_flags & SCX_ENQ_WAKEUP)
+		join_after_sleep(ts, cpu);
+	else
+		join_after_move(ts, cpu);
+
+	scx_bpf_dsq_insert_vtime(p, cpu, slice_ns, key_of(ts), enq_flags);
+	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 }
 
 /* Hand what waits on a CPU that is not preferred to those that are. */
@@ -243,7 +257,8 @@ struct preferred_sums {
 	u64 busy, late, steal; /* of the preferred CPUs, ns */
 	u32 counted; /* preferred CPUs */
 	u32 threads, cores; /* online */
-	u32 used, withheld; /* cores preferred, CPUs not */
+	u32 used; /* cores preferred */
+	u32 chosen, withheld; /* online CPUs, preferred or not */
 } preferred_sums;
 
 __noinline int apply_to_core(u32 rank, u32 cores)
@@ -261,9 +276,11 @@ __noinline int apply_to_core(u32 rank, u32 cores)
 		if (cpu >= nr_cpus || cpu >= MAX_CPUS)
 			continue;
 
-		preferred = is_set ? is_requested(cpu) : is_within;
+		preferred = state_of(cpu)->is_online && (is_set ? is_requested(cpu) : is_within);
 		set_preferred(cpu, preferred);
-		if (!preferred && state_of(cpu)->is_online)
+		if (preferred)
+			preferred_sums.chosen++;
+		else if (state_of(cpu)->is_online)
 			preferred_sums.withheld++;
 	}
 
@@ -283,13 +300,16 @@ static __always_inline void apply_preferred(u32 cores)
 	u32 rank;
 
 	preferred_sums.used = 0;
+	preferred_sums.chosen = 0;
 	preferred_sums.withheld = 0;
 
 	bpf_for(rank, 0, nr_cores)
 		apply_to_core(rank, cores);
 
 	preferred_status.cores = preferred_settings.mode == PREFERRED_SET ? 0 : cores;
-	WRITE_ONCE(preferred_status.withheld, preferred_sums.withheld);
+	/* All that the user asked for are offline: never none, so all. */
+	WRITE_ONCE(preferred_status.withheld, preferred_sums.chosen ? preferred_sums.withheld : 0);
+	WRITE_ONCE(preferred_status.applied, preferred_status.applied + 1);
 }
 
 /* Add what happened on an online CPU since the last period. */
@@ -360,6 +380,23 @@ static __always_inline void observe(struct governor_input *input, u64 elapsed)
 	input->given = (sums->busy - taken) * 100 / core_ns;
 }
 
+/* Look at settings and online CPUs now, and not only after the period. */
+static __always_inline int apply_soon(void)
+{
+	struct monitor_timer *timer;
+	u32 key = 0;
+
+	timer = bpf_map_lookup_elem(&monitor_timers, &key);
+	return timer ? bpf_timer_start(&timer->timer, 0, 0) : -ENOENT;
+}
+
+/* Called by user space after it has changed the settings. */
+SEC("syscall")
+int apply_settings(void *ctx)
+{
+	return apply_soon();
+}
+
 static int monitor(void *map, int *key, struct monitor_timer *timer)
 {
 	struct governor_config config = {
@@ -371,6 +408,15 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 	u64 now = scx_bpf_now();
 	u32 before = governor.cores;
 	u32 cores;
+
+	/* Early, see apply_soon(): too short a time to judge by. */
+	if (now - preferred_status.last_period < preferred_settings.period_ns / 2) {
+		if (preferred_settings.mode != PREFERRED_AUTO)
+			governor.cores = nr_cores;
+		apply_preferred(governor.cores);
+		bpf_timer_start(&timer->timer, preferred_settings.period_ns, 0);
+		return 0;
+	}
 
 	observe(&input, now - preferred_status.last_period);
 	preferred_status.last_period = now;

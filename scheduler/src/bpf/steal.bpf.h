@@ -50,12 +50,6 @@ static __always_inline void set_overloaded(s32 cpu, bool is_overloaded)
 		sparsemask_line_clear(&overloaded[line], place);
 }
 
-/* Make the map agree with the queue. Caller holds the runqueue lock of @cpu. */
-static __always_inline void update_overloaded(s32 cpu)
-{
-	set_overloaded(cpu, scx_bpf_dsq_nr_queued(cpu) > 0);
-}
-
 /* Global function: the verifier proves it once, not at every use. */
 __noinline u32 next_overloaded(u32 from, u32 end)
 {

@@ -59,4 +59,17 @@ static __always_inline s32 pick_idle_for(const struct task_struct *p)
 	return cpu;
 }
 
+/* Have an idle CPU look for the waiting task; whether there was one. */
+static __always_inline bool kick_idle_for(const struct task_struct *p)
+{
+	s32 idle = pick_idle_for(p);
+
+	if (idle < 0)
+		return false;
+
+	WRITE_ONCE(state_of(idle)->must_search, 1);
+	scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
+	return true;
+}
+
 #endif /* __MAGPIE_WAKEUP_BPF_H */
