@@ -1,7 +1,7 @@
 //! `magpie bench callbacks`: what each operation of a sched_ext scheduler costs per call.
 //!
 //! The kernel counts the calls of BPF programs and the time they take when `kernel.bpf_stats_enabled`
-//! is set; `bpftool prog show` prints it. Each scheduler runs hackbench in one guest, one after the
+//! is set; `magpie-load programs` reads it. Each scheduler runs hackbench in one guest, one after the
 //! other, and what was counted meanwhile is the table. The two clock reads of the counting are in the
 //! figures, the same for all: compare them, do not add them up to a share of the CPU time.
 //!
@@ -96,7 +96,9 @@ pub fn run(args: &Args) -> Result<u8> {
             "the kernel's own scheduler has no BPF programs; name sched_ext schedulers in --sched"
         );
     }
-    let mut files = Vec::new();
+    let load = candidate::find_program("magpie-load")
+        .context("magpie-load is not built: cargo build --release")?;
+    let mut files = vec![load];
     for candidate in &candidates {
         let program = candidate::find_scheduler(&candidate.argv[0])?;
         if !files.contains(&program) {
@@ -109,12 +111,11 @@ pub fn run(args: &Args) -> Result<u8> {
     let mut place = Vm::boot(&GuestOptions {
         machine: Machine::find(&args.machine)?,
         kernel: KernelChoice::parse(args.kernel.as_deref(), None)?,
-        packages: vec!["rt-tests".into(), "bpftool".into()],
+        packages: vec!["rt-tests".into()],
         files,
         progress: Progress::new(move |what| messages.set_message(what.to_string())),
         ..GuestOptions::default()
     })?;
-    output(&mut place, "echo 1 > /proc/sys/kernel/bpf_stats_enabled")?;
 
     let workload = format!("hackbench -g {} -l {}", args.groups, args.loops);
     let mut schedulers = Vec::new();
@@ -175,8 +176,7 @@ fn measure(place: &mut Vm, candidate: Candidate, workload: &str) -> Result<Measu
     }
     ensure!(
         !operations.is_empty(),
-        "the kernel counted no call of a BPF program of {name}: is CONFIG_BPF_SYSCALL's \
-         kernel.bpf_stats_enabled there?"
+        "the kernel counted no call of a BPF program of {name}: has it kernel.bpf_stats_enabled?"
     );
     Ok(Measured {
         scheduler: name,
@@ -205,35 +205,27 @@ fn context_switches(place: &mut Vm) -> Result<u64> {
 
 /// The struct_ops programs that are loaded: operation and cost so far, by the program's id.
 fn programs(place: &mut Vm) -> Result<BTreeMap<u64, (String, Cost)>> {
-    parse_programs(&output(place, "bpftool --json prog show")?)
+    parse_programs(&output(place, "magpie-load programs --enable --json")?)
 }
 
 fn parse_programs(json: &str) -> Result<BTreeMap<u64, (String, Cost)>> {
-    /// A line of bpftool; the counters are absent while they are zero.
     #[derive(Deserialize)]
-    struct Line {
-        id: u64,
-        #[serde(rename = "type", default)]
-        kind: String,
-        #[serde(default)]
-        name: String,
-        #[serde(default)]
-        run_time_ns: u64,
-        #[serde(default)]
-        run_cnt: u64,
+    struct List {
+        programs: Vec<Program>,
     }
-    let lines: Vec<Line> =
-        serde_json::from_str(json).with_context(|| format!("bpftool printed {json}"))?;
-    Ok(lines
+    #[derive(Deserialize)]
+    struct Program {
+        id: u64,
+        name: String,
+        #[serde(flatten)]
+        cost: Cost,
+    }
+    let list: List =
+        serde_json::from_str(json).with_context(|| format!("magpie-load printed {json}"))?;
+    Ok(list
+        .programs
         .into_iter()
-        .filter(|line| line.kind == "struct_ops")
-        .map(|line| {
-            let cost = Cost {
-                calls: line.run_cnt,
-                ns: line.run_time_ns,
-            };
-            (line.id, (operation(&line.name), cost))
-        })
+        .map(|program| (program.id, (operation(&program.name), program.cost)))
         .collect())
 }
 
@@ -361,13 +353,11 @@ mod tests {
     }
 
     #[test]
-    fn bpftool_is_read() {
-        let json = r#"[
-            {"id": 3, "type": "cgroup_skb", "name": "x", "run_time_ns": 9, "run_cnt": 9},
-            {"id": 7, "type": "struct_ops", "name": "magpie_enqueue", "run_time_ns": 300, "run_cnt": 2},
-            {"id": 8, "type": "struct_ops", "name": "magpie_tick"}]"#;
+    fn programs_are_read() {
+        let json = r#"{"programs": [
+            {"id": 7, "name": "magpie_enqueue", "calls": 2, "ns": 300},
+            {"id": 8, "name": "magpie_tick", "calls": 0, "ns": 0}]}"#;
         let programs = parse_programs(json).unwrap();
-        assert_eq!(programs.len(), 2);
         let (operation, cost) = &programs[&7];
         assert_eq!(operation, "enqueue");
         assert_eq!(cost.ns_per_call(), Some(150.0));

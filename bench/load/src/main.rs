@@ -9,6 +9,7 @@ mod hogs;
 mod idle_watch;
 mod latency;
 mod pipe;
+mod programs;
 mod spread;
 mod sys;
 
@@ -33,6 +34,7 @@ enum Load {
     Hogs(hogs::Args),
     Latency(latency::Args),
     Pipe(pipe::Args),
+    Programs(programs::Args),
     Spread(spread::Args),
     Churn(churn::Args),
     IdleWatch(idle_watch::Args),
@@ -64,6 +66,7 @@ fn run(load: Load) -> Result<bool> {
         Load::Hogs(args) => (hogs::run(&args)?, args.json),
         Load::Latency(args) => (latency::run(&args)?, args.json),
         Load::Pipe(args) => (pipe::run(&args)?, args.json),
+        Load::Programs(args) => (programs::run(&args)?, args.json),
         Load::Spread(args) => (spread::run(&args)?, args.json),
         Load::Churn(args) => (churn::run(&args)?, args.json),
         Load::IdleWatch(args) => (idle_watch::run(&args)?, args.json),
