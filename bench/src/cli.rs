@@ -12,6 +12,7 @@ use crate::callbacks;
 use crate::candidate::{self, Candidate};
 use crate::compare::{Gate, compare, parse_percent};
 use crate::place::{Host, Place, Vm};
+use crate::plot;
 use crate::progress::Progress;
 use crate::report::{Report, write_atomically};
 use crate::runner::{self, Suite};
@@ -48,6 +49,8 @@ enum Command {
     Compare(Compare),
     /// Print the table of a result file again
     Show(Show),
+    /// Draw a result file as an SVG picture
+    Plot(Plot),
     /// List the workloads
     Workloads,
     /// Show what each operation of schedulers costs per call
@@ -149,11 +152,24 @@ struct Show {
     show_counters: ShowCounters,
 }
 
+#[derive(Debug, clap::Args)]
+struct Plot {
+    /// The result file
+    file: PathBuf,
+    /// Where the picture goes
+    #[arg(long, value_name = "FILE")]
+    svg: PathBuf,
+}
+
 /// Runs `magpie bench`; the process's exit code: 1 when something measured failed or the gate did.
 pub fn run(args: Args) -> Result<u8> {
     match args.command {
         Some(Command::Compare(compare)) => run_compare(&compare),
         Some(Command::Show(show)) => run_show(&show),
+        Some(Command::Plot(args)) => {
+            plot::draw(&Report::load(&args.file)?, &args.svg)?;
+            Ok(0)
+        }
         Some(Command::Workloads) => {
             for workload in workload::load(None)? {
                 println!(

@@ -9,7 +9,7 @@
 //!                          |  samples, counters
 //!                        report  ---------------> JSON file (raw samples)
 //!                          |
-//!              stats --> table, compare           text, Markdown, exit code
+//!              stats --> table, compare, plot     text, Markdown, exit code, SVG
 //! ```
 //!
 //! The report keeps raw samples; every average and verdict is computed from them by `stats`.
@@ -21,6 +21,7 @@ pub mod compare;
 pub mod counters;
 pub mod interrupt;
 pub mod place;
+pub mod plot;
 pub mod progress;
 pub mod report;
 pub mod runner;

@@ -1,0 +1,222 @@
+//! A result file as a picture: bars normalized to the baseline, with the range of the samples.
+//!
+//! SVG, because it is text: it opens without a network, scales, and fits in a README. The drawing is
+//! plotters' (the most used plotting crate of the language, alive), with only its SVG backend, which
+//! needs no fonts or libraries on the machine that draws.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail};
+use plotters::prelude::*;
+
+use crate::report::{BASELINE, Report, Row, write_atomically};
+use crate::stats::{Average, Better};
+use crate::table::relate;
+
+/// Width of a group of bars; the rest of the unit is the gap to the next group.
+const GROUP_WIDTH: f64 = 0.8;
+const WIDTH: u32 = 860;
+const HEIGHT: u32 = 420;
+
+/// Told apart in print and by people who do not see all colours: light and dark alternate.
+const COLOURS: [RGBColor; 6] = [
+    RGBColor(160, 160, 160),
+    RGBColor(0, 90, 181),
+    RGBColor(245, 175, 90),
+    RGBColor(120, 40, 110),
+    RGBColor(120, 200, 170),
+    RGBColor(90, 90, 60),
+];
+
+/// One bar: average and range of the samples, over the baseline's average.
+struct Bar {
+    scheduler: usize,
+    group: usize,
+    value: f64,
+    low: f64,
+    high: f64,
+}
+
+/// Draws a report into an SVG file.
+///
+/// # Errors
+/// When the report has nothing to compare, or the file cannot be written.
+pub fn draw(report: &Report, file: &Path) -> Result<()> {
+    let svg = render(report)?;
+    write_atomically(file, &svg)
+        .with_context(|| format!("write the plot to {}", file.display()))
+}
+
+fn render(report: &Report) -> Result<String> {
+    let schedulers = report.schedulers();
+    let groups = report.tests();
+    let bars = collect_bars(report, &schedulers, &groups);
+    if bars.is_empty() {
+        bail!("the result file has no samples to draw; a complete run of `magpie bench` has some");
+    }
+    let mut svg = String::new();
+    let area = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area();
+    draw_chart(report, &schedulers, &groups, &bars, &area)
+        .and_then(|()| area.present().map_err(|error| anyhow!("{error}")))
+        .context("drawing the plot")?;
+    drop(area);
+    Ok(svg)
+}
+
+fn collect_bars(report: &Report, schedulers: &[&str], groups: &[(&str, &str)]) -> Vec<Bar> {
+    let find = |group: (&str, &str), scheduler: &str| -> Option<&Row> {
+        report
+            .results
+            .iter()
+            .find(|row| row.test() == group && row.scheduler == scheduler)
+    };
+    let mut bars = Vec::new();
+    for (group, test) in groups.iter().enumerate() {
+        for (scheduler, name) in schedulers.iter().enumerate() {
+            let Some((base, row)) = find(*test, BASELINE).zip(find(*test, name)) else {
+                continue;
+            };
+            let Some(relation) = relate(base, row) else {
+                continue;
+            };
+            let reference = Average::for_unit(&base.unit).of(&base.samples);
+            let range = row.samples.iter().map(|sample| sample / reference);
+            bars.push(Bar {
+                scheduler,
+                group,
+                value: relation.normalized,
+                low: range.clone().fold(f64::INFINITY, f64::min),
+                high: range.fold(0.0, f64::max),
+            });
+        }
+    }
+    bars
+}
+
+fn draw_chart(
+    report: &Report,
+    schedulers: &[&str],
+    groups: &[(&str, &str)],
+    bars: &[Bar],
+    area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
+) -> Result<()> {
+    let failed = |error: DrawingAreaErrorKind<std::io::Error>| anyhow!("{error}");
+    let top = bars.iter().map(|bar| bar.high).fold(1.0, f64::max) * 1.25;
+    area.fill(&WHITE).map_err(failed)?;
+
+    let mut chart = ChartBuilder::on(area)
+        .caption(caption(report), ("sans-serif", 16))
+        .margin(12)
+        .x_label_area_size(32)
+        .y_label_area_size(56)
+        .build_cartesian_2d(-0.5..groups.len() as f64 - 0.5, 0.0..top)
+        .map_err(failed)?;
+    let label = |position: &f64| {
+        let index = position.round();
+        match groups.get(index as usize) {
+            Some((workload, case)) if (position - index).abs() < 0.01 => {
+                format!("{workload} {case}")
+            }
+            _ => String::new(),
+        }
+    };
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .x_labels(2 * groups.len() + 1)
+        .x_label_formatter(&label)
+        .y_desc(direction(report))
+        .draw()
+        .map_err(failed)?;
+
+    let width = GROUP_WIDTH / schedulers.len() as f64;
+    for (scheduler, name) in schedulers.iter().enumerate() {
+        let colour = COLOURS[scheduler % COLOURS.len()];
+        let own = bars.iter().filter(|bar| bar.scheduler == scheduler);
+        let left = |bar: &Bar| bar.group as f64 - GROUP_WIDTH / 2.0 + width * scheduler as f64;
+        chart
+            .draw_series(own.clone().map(|bar| {
+                let corners = [(left(bar), 0.0), (left(bar) + 0.94 * width, bar.value)];
+                Rectangle::new(corners, colour.filled())
+            }))
+            .map_err(failed)?
+            .label(*name)
+            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
+        chart
+            .draw_series(own.map(|bar| {
+                let middle = left(bar) + 0.47 * width;
+                PathElement::new([(middle, bar.low), (middle, bar.high)], BLACK)
+            }))
+            .map_err(failed)?;
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperRight)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK.mix(0.3))
+        .draw()
+        .map_err(failed)
+}
+
+fn caption(report: &Report) -> String {
+    let machine = report
+        .machine
+        .get("machine")
+        .unwrap_or(&serde_json::Value::Null);
+    let name = machine.get("name").and_then(|name| name.as_str());
+    format!("{}, Linux {}", name.unwrap_or("this host"), report.kernel)
+}
+
+fn direction(report: &Report) -> &'static str {
+    let has = |better| report.results.iter().any(|row| row.better == better);
+    match (has(Better::Lower), has(Better::Higher)) {
+        (true, false) => "eevdf = 1, lower is better",
+        (false, true) => "eevdf = 1, higher is better",
+        _ => "eevdf = 1",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(samples: &[(&str, &[f64])]) -> Report {
+        let mut report = Report::new(Default::default(), "7.2.0".into(), Default::default());
+        for (scheduler, samples) in samples {
+            report.results.push(Row {
+                workload: "hackbench".into(),
+                case: "-g 1".into(),
+                scheduler: (*scheduler).into(),
+                samples: samples.to_vec(),
+                unit: "s".into(),
+                ..Row::default()
+            });
+        }
+        report
+    }
+
+    #[test]
+    fn bars_are_relative_to_the_baseline_with_the_range_of_the_samples() {
+        let report = report(&[("eevdf", &[2.0, 2.0]), ("scx_magpie", &[1.0, 2.0])]);
+        let bars = collect_bars(&report, &report.schedulers(), &report.tests());
+        let found: Vec<_> = bars
+            .iter()
+            .map(|bar| (bar.value, bar.low, bar.high))
+            .collect();
+        assert_eq!(found, [(1.0, 1.0, 1.0), (0.75, 0.5, 1.0)]);
+    }
+
+    #[test]
+    fn the_picture_names_schedulers_cases_and_direction() {
+        let svg = render(&report(&[("eevdf", &[2.0]), ("scx_magpie", &[1.0])])).unwrap();
+        for text in ["scx_magpie", "hackbench -g 1", "lower is better", "7.2.0"] {
+            assert!(svg.contains(text), "{text} is not in the picture");
+        }
+    }
+
+    #[test]
+    fn nothing_to_draw_is_said() {
+        let error = render(&report(&[("eevdf", &[])])).unwrap_err().to_string();
+        assert!(error.contains("no samples"), "{error}");
+    }
+}
