@@ -43,8 +43,7 @@ struct Bar {
 /// When the report has nothing to compare, or the file cannot be written.
 pub fn draw(report: &Report, file: &Path) -> Result<()> {
     let svg = render(report)?;
-    write_atomically(file, &svg)
-        .with_context(|| format!("write the plot to {}", file.display()))
+    write_atomically(file, &svg).with_context(|| format!("write the plot to {}", file.display()))
 }
 
 fn render(report: &Report) -> Result<String> {
