@@ -12,19 +12,34 @@
 //! | `topology.rs` | where each CPU is, in the form the BPF side searches |
 //! | `scheduler.rs` | the life of the BPF object |
 //! | `stats.rs` | what it did, as numbers and as sentences |
+//! | `preferred.rs` | preferred CPUs: words for them, and their status |
+//! | `preferred_bpf.rs` | their settings and status in the kernel |
+//! | `virtual_machine.rs` | whether there is a host that can be short of CPUs |
+//! | `host_state.rs` | what follows the preferred CPUs, and how it was before |
+//! | `interrupts.rs`, `irqbalance.rs` | device interrupts, without and with the daemon |
+//! | `cpu_set.rs` | sets of CPUs as the kernel writes them |
 //! | `libbpf_log.rs` | the end of what libbpf says, for load failures |
 
 mod bpf_intf;
 mod bpf_skel;
 mod check;
+mod cpu_set;
+mod host_state;
+mod interrupts;
+mod irqbalance;
 mod libbpf_log;
 mod options;
+mod preferred;
+mod preferred_bpf;
 mod scheduler;
 mod stats;
 mod topology;
+mod virtual_machine;
 
-use std::io::{self, IsTerminal};
+use std::fs;
+use std::io::{self, IsTerminal, Write};
 use std::mem::MaybeUninit;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +50,8 @@ use log::{info, warn};
 use simplelog::{ColorChoice, ConfigBuilder, LevelFilter, TermLogger, TerminalMode};
 
 use check::Host;
-use options::{Options, print_document};
+use options::{Action, Options, print_completions, print_manual};
+use preferred::Change;
 use scheduler::Scheduler;
 
 fn main() -> ExitCode {
@@ -50,11 +66,11 @@ fn main() -> ExitCode {
 
 fn run() -> Result<()> {
     let options = Options::read()?;
-    if let Some(document) = &options.document {
-        return print_document(document);
+    if let Some(action) = options.action {
+        return act(action);
     }
     if options.help_stats {
-        return stats::server_data().describe_meta(&mut io::stdout(), None);
+        return stats::explain(&mut io::stdout());
     }
     if options.stats_json {
         println!("{}", stats::totals()?);
@@ -66,7 +82,9 @@ fn run() -> Result<()> {
 
     start_logging(options.settings.verbose)?;
     let stop = stop_on_signal()?;
-    Host::default().check()?;
+    let host = Host::default();
+    host.check()?;
+    host_state::recover(&host.root)?;
     if let Some(interval) = options.settings.stats {
         monitor_in_background(Duration::from_secs_f64(interval));
     }
@@ -79,6 +97,34 @@ fn run() -> Result<()> {
             return Ok(());
         }
         info!("the kernel asks for a restart, as after CPU hotplug");
+    }
+}
+
+/// Everything but starting the scheduler.
+fn act(action: Action) -> Result<()> {
+    match action {
+        Action::Preferred { change, json } => tell_preferred(&change.into(), json),
+        Action::Restore => {
+            start_logging(false)?;
+            host_state::recover(&Host::default().root).map(|_| ())
+        }
+        Action::Completions { shell } => {
+            print_completions(shell);
+            Ok(())
+        }
+        Action::Man => print_manual(),
+    }
+}
+
+fn tell_preferred(change: &Change, json: Option<PathBuf>) -> Result<()> {
+    let status = stats::preferred(change)?;
+    let Some(file) = json else {
+        return Ok(status.tell(&mut io::stdout())?);
+    };
+    let text = serde_json::to_string(&status)? + "\n";
+    match file.to_str() {
+        Some("-") => Ok(io::stdout().write_all(text.as_bytes())?),
+        _ => fs::write(&file, text).with_context(|| format!("writing {}", file.display())),
     }
 }
 

@@ -17,9 +17,11 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use anyhow::{Context, Result, bail};
-use clap::{ArgAction, Args, Command, CommandFactory, Parser, Subcommand};
+use clap::{ArgAction, Args, Command, CommandFactory, Parser, Subcommand, ValueEnum};
 use scx_utils::build_id;
 use toml::de::{DeTable, DeValue};
+
+use crate::preferred::{ChangeOptions, Knobs, Preferred, StealSource};
 
 /// Read when it exists and `--config` names no other.
 pub const DEFAULT_CONFIG: &str = "/etc/scx_magpie.toml";
@@ -30,6 +32,8 @@ Examples:
   sudo scx_magpie --stats 1        run, and say every second what it does
   sudo scx_magpie --monitor 1      say what the running instance does
   sudo scx_magpie --no-steal       run without one mechanism
+  sudo scx_magpie preferred        say which CPUs a guest prefers, and why
+  sudo scx_magpie preferred --set 0-3
 
 Exit status: 0 when asked to stop; 1 on any error, with the reason; 2 for a wrong option.";
 
@@ -78,9 +82,9 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// What packaging asks for.
+    /// What to do instead of starting.
     #[command(subcommand)]
-    pub document: Option<Document>,
+    pub action: Option<Action>,
 }
 
 /// The options that may be in the configuration file, too.
@@ -107,23 +111,38 @@ pub struct Settings {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, hide_default_value = true, hide_possible_values = true, action = ArgAction::Set)]
     pub no_preempt: bool,
 
-    /// Which CPUs a guest uses when its host is short of CPUs
+    /// Which CPUs are preferred: auto, off (all) or a list such as 0-3,8
     ///
-    /// auto: as many as the host gives, if this is a virtual machine; off: all.
-    #[arg(long, value_name = "WHEN", default_value = "off")]
+    /// A virtual machine whose host is short of CPUs runs faster on fewer of its
+    /// own. Tasks use the preferred CPUs wherever their affinity, which is never
+    /// changed, allows; device interrupts and unbound workqueues follow. auto: as
+    /// many as the host gives; on a real machine, nothing, at no cost. off: all
+    /// CPUs, until `scx_magpie preferred --set` says otherwise. Real-time tasks are
+    /// placed by the kernel and do not follow.
+    #[arg(long, value_name = "auto|off|CPUS", default_value = "auto")]
     pub preferred: Preferred,
 
-    /// How often the time that the host took is looked at, in milliseconds [default: 1000]
-    #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(10..=60_000))]
-    pub period: Option<u64>,
+    /// Preferred CPUs are left out altogether, so that they cannot be set later either
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, hide_default_value = true, hide_possible_values = true, action = ArgAction::Set)]
+    pub no_preferred: bool,
 
-    /// Steal time above which fewer CPUs are used, in 1/100 of a percent [default: 200]
-    #[arg(long, value_name = "RATIO", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub high: Option<u32>,
+    /// How the time that the host takes away is known
+    #[arg(long, value_name = "SOURCE", default_value = "auto")]
+    pub steal_source: StealSource,
 
-    /// Steal time below which more CPUs are used, in 1/100 of a percent [default: 100]
-    #[arg(long, value_name = "RATIO", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub low: Option<u32>,
+    /// When and how the number of preferred cores changes.
+    #[command(flatten)]
+    pub knobs: Knobs,
+
+    /// Only this mechanism; everything else stays plain
+    ///
+    /// Plain is what no scheduler can be without: a fair queue for each CPU,
+    /// preemption by woken tasks, the kernel's own choice of an idle CPU at wakeup,
+    /// and idle CPUs that take waiting tasks whenever they have none, without
+    /// weighing the cost. (Without the last, add --no-steal: tasks then wait beside
+    /// idle CPUs.)
+    #[arg(long, value_name = "MECHANISM")]
+    pub only: Option<Mechanism>,
 
     /// Show what the scheduler does, every SECONDS, while it runs
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
@@ -138,18 +157,49 @@ pub struct Settings {
     pub verbose: bool,
 }
 
-/// When only preferred CPUs are used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Preferred {
-    /// As the governor says.
-    Auto,
-    /// Never.
-    Off,
+/// What `--only` can leave alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Mechanism {
+    /// Idle CPUs search for waiting tasks when that is worth its cost
+    Steal,
+    /// A guest uses as few CPUs as its host gives
+    Preferred,
 }
 
-/// Texts made from the options, so that they cannot disagree with them.
+impl Settings {
+    /// Whether idle CPUs weigh a search's cost; a plain scheduler does not.
+    pub fn gates_steal(&self) -> bool {
+        !self.no_steal_gate && self.only != Some(Mechanism::Preferred)
+    }
+
+    /// Whether preferred CPUs are loaded, so that they can be set at any time.
+    pub fn loads_preferred(&self, is_virtual_machine: bool) -> bool {
+        !self.no_preferred
+            && self.only != Some(Mechanism::Steal)
+            && (is_virtual_machine || self.preferred != Preferred::Auto)
+    }
+}
+
+/// What can be done instead of starting the scheduler.
 #[derive(Debug, Subcommand)]
-pub enum Document {
+pub enum Action {
+    /// Say which CPUs the running scx_magpie prefers and why, or change it
+    ///
+    /// Without options nothing is changed. A change holds until the next one or
+    /// the scheduler's end, and is acted on at once.
+    Preferred {
+        /// What shall be different.
+        #[command(flatten)]
+        change: ChangeOptions,
+
+        /// Print one JSON object, to standard output or a file
+        #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
+        json: Option<PathBuf>,
+    },
+    /// Put interrupts and workqueues back where they were before a scx_magpie that was killed
+    ///
+    /// The next start does the same. Does nothing where there is nothing to restore.
+    Restore,
     /// Print the completions for a shell
     #[command(hide = true)]
     Completions {
@@ -193,7 +243,7 @@ impl Options {
     /// Then the configuration file is of no concern: a mistake in it must not
     /// keep anybody from reading the manual page.
     fn starts_nothing(&self) -> bool {
-        self.document.is_some() || self.help_stats || self.stats_json || self.monitor.is_some()
+        self.action.is_some() || self.help_stats || self.stats_json || self.monitor.is_some()
     }
 
     /// Both sources in one command line; clap's rule that the last one wins
@@ -270,189 +320,24 @@ fn parse_config(text: &str) -> Result<Vec<String>> {
     Ok(options)
 }
 
-/// Prints one of the texts made from the options.
+/// Prints the completions for a shell, made from the options.
+pub fn print_completions(shell: clap_complete::Shell) {
+    let mut output = std::io::stdout();
+    clap_complete::generate(shell, &mut Options::command(), "scx_magpie", &mut output);
+}
+
+/// Prints the manual page, made from the options.
 ///
 /// # Errors
 /// When standard output cannot be written.
-pub fn print_document(document: &Document) -> Result<()> {
-    let mut command = Options::command();
-    let mut output = std::io::stdout();
-    match document {
-        Document::Completions { shell } => {
-            clap_complete::generate(*shell, &mut command, "scx_magpie", &mut output);
-            Ok(())
-        }
-        Document::Man => clap_mangen::Man::new(command)
-            .manual("System Administration")
-            .section("8")
-            .render(&mut output)
-            .context("writing the manual page to standard output"),
-    }
+pub fn print_manual() -> Result<()> {
+    clap_mangen::Man::new(Options::command())
+        .manual("System Administration")
+        .section("8")
+        .render(&mut std::io::stdout())
+        .context("writing the manual page to standard output")
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(arguments: &[&str]) -> std::result::Result<Options, clap::Error> {
-        Options::try_parse_from(["scx_magpie"].iter().chain(arguments))
-    }
-
-    fn with_config(text: &str, arguments: &[&str]) -> Options {
-        let arguments = ["scx_magpie"]
-            .iter()
-            .chain(arguments)
-            .map(OsString::from)
-            .collect();
-        Options::combine(parse_config(text).unwrap(), arguments).unwrap()
-    }
-
-    fn config_error(text: &str) -> String {
-        format!("{:#}", parse_config(text).unwrap_err())
-    }
-
-    #[test]
-    fn the_command_is_well_formed() {
-        Options::command().debug_assert();
-    }
-
-    #[test]
-    fn everything_is_on_by_default() {
-        let options = parse(&[]).unwrap();
-        assert!(!options.settings.no_steal && !options.settings.no_preempt);
-        assert_eq!(options.settings.slice_us, None);
-    }
-
-    #[test]
-    fn the_file_sets_what_the_command_line_leaves_open() {
-        let text = "# a comment\nslice-us = 2000\nno-steal = true\nstats = 0.5\n";
-        let options = with_config(text, &["--no-preempt"]);
-        assert_eq!(options.settings.slice_us, Some(2000));
-        assert!(options.settings.no_steal && options.settings.no_preempt);
-        assert_eq!(options.settings.stats, Some(0.5));
-    }
-
-    #[test]
-    fn the_command_line_wins() {
-        let text = "slice-us = 2000\nno-steal = true\n";
-        let options = with_config(text, &["--slice-us", "5000", "--no-steal=false"]);
-        assert_eq!(options.settings.slice_us, Some(5000));
-        assert!(!options.settings.no_steal);
-    }
-
-    #[test]
-    fn only_a_start_reads_the_file() {
-        assert!(!parse(&["--stats=1"]).unwrap().starts_nothing());
-        for other in [
-            &["man"][..],
-            &["completions", "bash"],
-            &["--help-stats"],
-            &["--monitor=1"],
-        ] {
-            assert!(parse(other).unwrap().starts_nothing(), "{other:?}");
-        }
-    }
-
-    #[test]
-    fn mistakes_in_the_file_are_reported_with_their_line() {
-        let unknown = config_error("slice-us = 2000\n\nno-stael = true\n");
-        assert!(
-            unknown.starts_with("line 3") && unknown.contains("no-steal"),
-            "{unknown}"
-        );
-        let range = config_error("verbose = true\nslice-us = 5\n");
-        assert!(
-            range.starts_with("line 2") && range.contains("100"),
-            "{range}"
-        );
-        let kind = config_error("no-steal = \"perhaps\"");
-        assert!(
-            kind.starts_with("line 1") && kind.contains("perhaps"),
-            "{kind}"
-        );
-        let list = config_error("slice-us = [1, 2]");
-        assert!(list.starts_with("line 1"), "{list}");
-        let syntax = config_error("slice-us = 2000\nno-steal =\n");
-        assert!(syntax.contains("line 2"), "{syntax}");
-    }
-
-    #[test]
-    fn what_is_no_setting_is_refused_in_the_file() {
-        for name in ["monitor", "stats-json", "config", "help"] {
-            assert!(
-                config_error(&format!("{name} = 1")).contains("no setting"),
-                "{name}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_missing_file_is_named() {
-        let error = read_config(Path::new("/nonexistent/magpie.toml"))
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("/nonexistent/magpie.toml") && error.contains("--config"));
-    }
-
-    #[test]
-    fn wrong_values_are_refused() {
-        for wrong in [
-            "--slice-us=0",
-            "--slice-us=2s",
-            "--monitor=0",
-            "--stats=-1",
-            "--no-such",
-        ] {
-            assert!(parse(&[wrong]).is_err(), "{wrong}");
-        }
-    }
-
-    /// A README that promises what the program does not have is worse than none.
-    #[test]
-    fn readme_and_help_name_the_same_options() {
-        let readme = include_str!("../../README.md");
-        let command = Options::command();
-        let known: Vec<_> = command
-            .get_arguments()
-            .filter_map(|argument| argument.get_long())
-            .chain(["help", "version"])
-            .collect();
-        let named: Vec<_> = readme
-            .split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'))
-            .filter_map(|word| {
-                word.strip_prefix("--")
-                    .filter(|name| !name.starts_with('-'))
-            })
-            .filter(|name| !name.is_empty())
-            .collect();
-        for name in &named {
-            assert!(
-                known.contains(name),
-                "README names --{name}, which does not exist"
-            );
-        }
-        for name in &known {
-            assert!(named.contains(name), "README does not name --{name}");
-        }
-    }
-
-    #[test]
-    fn the_example_file_is_valid_as_shipped_and_with_all_lines_enabled() {
-        let text = include_str!("../../packaging/scx_magpie.toml");
-        assert_eq!(parse_config(text).unwrap(), Vec::<String>::new());
-        let enabled: String = text
-            .lines()
-            .map(|line| {
-                line.strip_prefix('#')
-                    .filter(|rest| !rest.starts_with(' '))
-                    .unwrap_or(line)
-            })
-            .flat_map(|line| [line, "\n"])
-            .collect();
-        let settings = Settings::augment_args(Command::new("settings"));
-        assert_eq!(
-            parse_config(&enabled).unwrap().len(),
-            settings.get_arguments().count()
-        );
-    }
-}
+#[path = "options_tests.rs"]
+mod tests;

@@ -9,11 +9,12 @@
 
 use std::fs;
 use std::mem::MaybeUninit;
+use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use libbpf_rs::{Link, OpenObject};
 use log::{info, warn};
 use scx_stats::prelude::*;
@@ -22,10 +23,15 @@ use scx_utils::{uei_exited, uei_report};
 
 use crate::bpf_skel::{BpfSkel, BpfSkelBuilder, types};
 use crate::check;
+use crate::cpu_set::CpuSet;
+use crate::host_state::HostState;
 use crate::libbpf_log;
-use crate::options::{Preferred, Settings};
-use crate::stats::{self, Metrics, NR_EVENTS};
+use crate::options::Settings;
+use crate::preferred::{Change, PreferredStatus};
+use crate::preferred_bpf;
+use crate::stats::{self, Answer, Metrics, NR_EVENTS, Request};
 use crate::topology::{self, Tables};
+use crate::virtual_machine::is_virtual_machine;
 
 /// How soon a request to stop, or the kernel's decision to, is seen.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -55,10 +61,20 @@ pub fn load<'a>(
         .as_mut()
         .context("the BPF object has no constants")?;
     configure(rodata, settings);
+    rodata.preferred_enabled = settings.loads_preferred(is_virtual_machine(Path::new("/")));
     describe(rodata, &tables);
-    if let Some(data) = skel.maps.data_data.as_mut() {
-        configure_preferred(&mut data.preferred_settings, settings);
-    }
+    let change = Change {
+        set: Some(settings.preferred.clone()),
+        knobs: settings.knobs.clone(),
+    };
+    let (Some(data), Some(bss)) = (&mut skel.maps.data_data, &mut skel.maps.bss_data) else {
+        bail!("the BPF object has no variables");
+    };
+    let to = &mut data.preferred_settings;
+    to.source = settings.steal_source.number();
+    let online = preferred_bpf::online_cpus()?;
+    preferred_bpf::write(&change, &online, to, &mut bss.requested_bits)
+        .map_err(|error| anyhow!("--preferred {}: {error}", settings.preferred))?;
 
     scx_ops_load!(skel, magpie_ops, uei).map_err(|error| {
         let malformed = compat::malformed_scx_kfuncs();
@@ -77,17 +93,8 @@ fn configure(rodata: &mut types::rodata, settings: &Settings) {
         rodata.slice_ns = slice_us * 1000;
     }
     rodata.steal_enabled = !settings.no_steal;
-    rodata.steal_gate_enabled = !settings.no_steal_gate;
+    rodata.steal_gate_enabled = settings.gates_steal();
     rodata.preempt_enabled = !settings.no_preempt;
-    rodata.preferred_enabled = settings.preferred != Preferred::Off;
-}
-
-fn configure_preferred(to: &mut types::preferred_settings, settings: &Settings) {
-    if let Some(period) = settings.period {
-        to.period_ns = period * 1_000_000;
-    }
-    to.high = settings.high.unwrap_or(to.high);
-    to.low = settings.low.unwrap_or(to.low);
 }
 
 /// Hands the topology to the BPF side. Its types have the same fields as those
@@ -140,11 +147,15 @@ fn announce(tables: &Tables) {
     );
 }
 
-/// The running scheduler. Dropping it brings back the kernel's own.
+/// The running scheduler. Dropping it brings back the kernel's own, and
+/// interrupts and workqueues to where they were.
 pub struct Scheduler<'a> {
     skel: BpfSkel<'a>,
     link: Link,
-    stats: StatsServer<(), Metrics>,
+    stats: StatsServer<Request, Answer>,
+    host: HostState,
+    /// The preferred CPUs and the online ones that the host follows now.
+    followed: Option<(CpuSet, CpuSet)>,
 }
 
 impl<'a> Scheduler<'a> {
@@ -154,6 +165,7 @@ impl<'a> Scheduler<'a> {
     /// When the kernel refuses, with the reason it gave; when the statistics
     /// socket cannot be made.
     pub fn attach(mut skel: BpfSkel<'a>) -> Result<Self> {
+        let host = HostState::new(Path::new("/"))?;
         let link = match scx_ops_attach!(skel, magpie_ops) {
             Ok(link) => link,
             Err(error) => {
@@ -168,33 +180,118 @@ impl<'a> Scheduler<'a> {
             .launch()
             .context("serving statistics; use a system on which /var/run can be written")?;
         info!("scx_magpie is the scheduler now");
-        Ok(Scheduler { skel, link, stats })
+        let mut scheduler = Scheduler {
+            skel,
+            link,
+            stats,
+            host,
+            followed: None,
+        };
+        if scheduler.has_preferred() {
+            // CPUs that the user set are preferred from the start.
+            scheduler.apply_settings()?;
+        }
+        Ok(scheduler)
     }
 
-    /// Answers statistics requests until `stop` is set or the kernel ends the
-    /// scheduler, then takes it down.
+    /// Answers requests until `stop` is set or the kernel ends the scheduler, then
+    /// takes it down.
     ///
     /// # Errors
     /// When the kernel ended it because of an error, with the kernel's reason;
     /// its debug dump is printed to standard error.
-    pub fn serve(self, stop: &AtomicBool) -> Result<UserExitInfo> {
+    pub fn serve(mut self, stop: &AtomicBool) -> Result<UserExitInfo> {
         let (answer, request) = self.stats.channels();
         while !stop.load(Ordering::Relaxed) && !uei_exited!(&self.skel, uei) {
             match request.recv_timeout(POLL_INTERVAL) {
-                Ok(()) => answer
-                    .send(self.metrics())
-                    .context("answering a statistics request")?,
+                Ok(request) => answer
+                    .send(self.answer(request))
+                    .context("answering a request")?,
                 Err(error) if error.is_timeout() => {}
-                Err(error) => return Err(error).context("waiting for statistics requests"),
+                Err(error) => return Err(error).context("waiting for requests"),
+            }
+            if self.has_preferred() {
+                self.follow();
             }
         }
 
         // In this order: the next scheduler can start, and make its own socket,
         // only after the link is gone.
+        let restored = self.host.restore();
         drop(self.stats);
         let _ = fs::remove_file(STATS_SOCKET);
         drop(self.link);
-        uei_report!(&self.skel, uei)
+        let exit = uei_report!(&self.skel, uei)?;
+        restored.map(|()| exit)
+    }
+
+    fn answer(&mut self, request: Request) -> Answer {
+        match request {
+            Request::Totals => Answer::Totals(self.metrics()),
+            Request::Preferred(change) => {
+                let status = self.preferred(&change);
+                Answer::Preferred(status.map_err(|error| format!("{error:#}")))
+            }
+        }
+    }
+
+    fn has_preferred(&self) -> bool {
+        let rodata = self.skel.maps.rodata_data.as_ref();
+        rodata.is_some_and(|rodata| rodata.preferred_enabled)
+    }
+
+    /// Changes the settings, and says what is preferred then.
+    fn preferred(&mut self, change: &Change) -> Result<PreferredStatus> {
+        ensure!(
+            self.has_preferred(),
+            "preferred CPUs are not in use: this is no virtual machine, or they are left out by \
+             --no-preferred or --only. Start scx_magpie with --preferred off to be able to set them"
+        );
+        let online = preferred_bpf::online_cpus()?;
+        if *change != Change::default() {
+            let (Some(data), Some(bss)) =
+                (&mut self.skel.maps.data_data, &mut self.skel.maps.bss_data)
+            else {
+                bail!("the BPF object has no variables");
+            };
+            let settings = &mut data.preferred_settings;
+            preferred_bpf::write(change, &online, settings, &mut bss.requested_bits)
+                .map_err(anyhow::Error::msg)?;
+            self.apply_settings()?;
+        }
+        let (Some(data), Some(bss)) = (&self.skel.maps.data_data, &self.skel.maps.bss_data) else {
+            bail!("the BPF object has no variables");
+        };
+        Ok(PreferredStatus {
+            moved_away: self.metrics().backoff,
+            ..preferred_bpf::status(bss, data, &online)
+        })
+    }
+
+    fn apply_settings(&mut self) -> Result<()> {
+        if let Some(bss) = &self.skel.maps.bss_data {
+            preferred_bpf::apply(&self.skel.progs.apply_settings, bss)?;
+        }
+        self.follow();
+        Ok(())
+    }
+
+    /// Lets interrupts and workqueues follow when the preferred CPUs have changed.
+    /// That this fails is no reason to stop scheduling.
+    fn follow(&mut self) {
+        let (Ok(online), Some(bss)) = (preferred_bpf::online_cpus(), &self.skel.maps.bss_data)
+        else {
+            return;
+        };
+        let now = (preferred_bpf::preferred_cpus(bss, &online), online);
+        if self.followed.as_ref() == Some(&now) {
+            return;
+        }
+        info!("preferred CPUs: {} of {}", now.0, now.1);
+        if let Err(error) = self.host.follow(&now.0, &now.1) {
+            warn!("interrupts and workqueues do not follow: {error:#}");
+        }
+        self.followed = Some(now);
     }
 
     /// The counters of all CPUs together, since the start.
@@ -222,6 +319,7 @@ mod tests {
 
     use super::*;
     use crate::options::Options;
+    use crate::preferred::{Knobs, governor_name, mode_name};
 
     /// Runs `test` on the constants as the BPF side defines them.
     fn with_constants(test: impl FnOnce(&mut types::rodata)) {
@@ -245,6 +343,63 @@ mod tests {
                 "{help}"
             );
         });
+        let mut object = MaybeUninit::uninit();
+        let mut skel = BpfSkelBuilder::default().open(&mut object).unwrap();
+        let settings = skel.maps.data_data.as_mut().unwrap().preferred_settings;
+        for default in [
+            format!("milliseconds [default: {}]", settings.period_ns / 1_000_000),
+            format!(
+                "fewer cores are used, in 1/100 of a percent [default: {}]",
+                settings.high
+            ),
+            format!(
+                "more cores are used, in 1/100 of a percent [default: {}]",
+                settings.low
+            ),
+            format!("takes [default: {}]", governor_name(settings.governor)),
+        ] {
+            assert!(help.contains(&default), "no {default:?} in {help}");
+        }
+        assert_eq!(mode_name(settings.mode), "auto");
+    }
+
+    #[test]
+    fn preferred_cpus_are_loaded_where_they_are_of_use() {
+        let loads =
+            |arguments: &[&str], is_virtual| settings(arguments).loads_preferred(is_virtual);
+        assert!(loads(&[], true) && !loads(&[], false));
+        assert!(loads(&["--preferred=0-1"], false) && loads(&["--preferred=off"], false));
+        assert!(!loads(&["--no-preferred", "--preferred=0-1"], true));
+        assert!(!loads(&["--only=steal"], true) && loads(&["--only=preferred"], true));
+    }
+
+    #[test]
+    fn a_change_is_written_whole_or_not_at_all() {
+        let online = "0-7".parse().unwrap();
+        let mut object = MaybeUninit::uninit();
+        let mut skel = BpfSkelBuilder::default().open(&mut object).unwrap();
+        let mut to = skel.maps.data_data.as_mut().unwrap().preferred_settings;
+        let mut requested = [0; topology::MAX_CPUS / 64];
+        let mut write = |set: &str, knobs: Knobs| {
+            let set = Some(set.parse().unwrap());
+            let change = Change { set, knobs };
+            let result = preferred_bpf::write(&change, &online, &mut to, &mut requested);
+            (result, to.mode, to.period_ns, requested[0])
+        };
+        let knobs = |period, low| Knobs {
+            period,
+            low,
+            ..Knobs::default()
+        };
+        let (result, _, period, bits) = write("1-2", knobs(Some(50), None));
+        assert!(result.is_ok());
+        assert_eq!((period, bits), (50_000_000, 6));
+        let (result, _, period, bits) = write("8-9", knobs(Some(70), None));
+        assert!(result.unwrap_err().contains("online are 0-7"));
+        assert_eq!((period, bits), (50_000_000, 6));
+        let (result, mode, ..) = write("off", knobs(None, Some(5000)));
+        assert!(result.is_err());
+        assert_eq!(mode_name(mode), "set");
     }
 
     #[test]
@@ -263,6 +418,8 @@ mod tests {
             configure(rodata, &settings(&["--no-steal"]));
             assert!(!rodata.steal_enabled && rodata.steal_gate_enabled && rodata.preempt_enabled);
             configure(rodata, &settings(&["--no-steal-gate"]));
+            assert!(rodata.steal_enabled && !rodata.steal_gate_enabled && rodata.preempt_enabled);
+            configure(rodata, &settings(&["--only=preferred"]));
             assert!(rodata.steal_enabled && !rodata.steal_gate_enabled && rodata.preempt_enabled);
             configure(rodata, &settings(&["--no-preempt", "--slice-us=500"]));
             assert!(rodata.steal_enabled && !rodata.preempt_enabled);

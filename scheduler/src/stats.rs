@@ -2,27 +2,36 @@
 //!
 //! The BPF side counts events per CPU; [`Metrics`] has one field for each event,
 //! summed over the CPUs. They are served over scx_stats, the protocol of the
-//! other sched_ext schedulers, so scxtop and the usual tools read them. Two
-//! things can be asked for: `top`, what happened since this client asked last,
-//! and `totals`, what happened since the scheduler started.
+//! other sched_ext schedulers, so scxtop and the usual tools read them. Three
+//! things can be asked for: `top`, what happened since this client asked last;
+//! `totals`, what happened since the scheduler started; `preferred`, which CPUs
+//! are preferred, after a change if the request carries one.
 //!
 //! A new event needs one line in [`metrics!`]; the build fails until it is there.
 
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use crossbeam::channel::{Receiver, Sender};
 use scx_stats::prelude::*;
 use scx_stats_derive::{Stats, stat_doc};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::bpf_intf;
+use crate::preferred::{Change, PreferredStatus};
 
 /// Events the BPF side counts.
 pub const NR_EVENTS: usize = bpf_intf::magpie_event_NR_EVENTS as usize;
 
 /// How long a client waits for the running scheduler's answer.
 const ANSWER_TIMEOUT_MS: u64 = 5000;
+
+/// Around the reason of a refusal, which scx_stats buries in the error's debug
+/// form.
+const REFUSAL: &str = "<<>>";
 
 macro_rules! metrics {
     ($($field:ident = $event:ident, $description:literal;)*) => {
@@ -111,33 +120,77 @@ impl Metrics {
         writeln!(
             output,
             "  {} tasks rotated between busy CPUs; {} idle CPUs kicked, {} rescued work while \
-             going idle.",
-            self.rotate, self.kick_idle, self.rescue
+             going idle; {} tasks sent away from CPUs that are not preferred.",
+            self.rotate, self.kick_idle, self.rescue, self.backoff
         )
     }
 }
 
-/// What the server offers: `top` and `totals`.
-pub fn server_data() -> StatsServerData<(), Metrics> {
-    let open_top: Box<dyn StatsOpener<(), Metrics>> = Box::new(|(request, answer)| {
-        request.send(())?;
-        let mut earlier = answer.recv()?;
-        let read: Box<dyn StatsReader<(), Metrics>> = Box::new(move |_, (request, answer)| {
-            request.send(())?;
-            let now = answer.recv()?;
+/// What the server asks the thread that owns the BPF object.
+#[derive(Debug)]
+pub enum Request {
+    /// The counters since the start.
+    Totals,
+    /// A change, possibly an empty one, and what is preferred after it.
+    Preferred(Change),
+}
+
+/// What that thread answers.
+#[derive(Debug)]
+pub enum Answer {
+    /// To [`Request::Totals`].
+    Totals(Metrics),
+    /// To [`Request::Preferred`]; or why it cannot be done.
+    Preferred(Result<PreferredStatus, String>),
+}
+
+type Channels<'a> = (&'a Sender<Request>, &'a Receiver<Answer>);
+
+fn ask_totals((request, answer): Channels) -> Result<Metrics> {
+    request.send(Request::Totals)?;
+    match answer.recv()? {
+        Answer::Totals(metrics) => Ok(metrics),
+        other => bail!("asked for the counters, got {other:?}"),
+    }
+}
+
+fn ask_preferred(
+    arguments: &BTreeMap<String, String>,
+    (request, answer): Channels,
+) -> Result<PreferredStatus> {
+    let change = Change::from_arguments(arguments).map_err(refuse)?;
+    request.send(Request::Preferred(change))?;
+    match answer.recv()? {
+        Answer::Preferred(status) => status.map_err(refuse),
+        other => bail!("asked for preferred CPUs, got {other:?}"),
+    }
+}
+
+/// The client shows the message, not the number.
+fn refuse(reason: String) -> anyhow::Error {
+    anyhow::anyhow!("{REFUSAL}{reason}{REFUSAL}")
+}
+
+/// What the server offers: `top`, `totals` and `preferred`.
+pub fn server_data() -> StatsServerData<Request, Answer> {
+    let open_top: Box<dyn StatsOpener<Request, Answer>> = Box::new(|channels| {
+        let mut earlier = ask_totals(channels)?;
+        let read: Box<dyn StatsReader<Request, Answer>> = Box::new(move |_, channels| {
+            let now = ask_totals(channels)?;
             let delta = now.since(&earlier);
             earlier = now;
             delta.to_json()
         });
         Ok(read)
     });
-    let read_totals: Box<dyn StatsReaderSend<(), Metrics>> = Box::new(|_, (request, answer)| {
-        request.send(())?;
-        answer.recv()?.to_json()
-    });
+    let read_totals: Box<dyn StatsReaderSend<Request, Answer>> =
+        Box::new(|_, channels| ask_totals(channels)?.to_json());
+    let read_preferred: Box<dyn StatsReaderSend<Request, Answer>> =
+        Box::new(|arguments, channels| ask_preferred(arguments, channels)?.to_json());
 
     StatsServerData::new()
         .add_meta(Metrics::meta())
+        .add_meta(PreferredStatus::meta())
         .add_ops(
             "top",
             StatsOps {
@@ -146,6 +199,15 @@ pub fn server_data() -> StatsServerData<(), Metrics> {
             },
         )
         .add_stats("totals", read_totals)
+        .add_stats("preferred", read_preferred)
+}
+
+/// Explains everything that can be asked for.
+///
+/// # Errors
+/// When the output cannot be written.
+pub fn explain<W: Write>(output: &mut W) -> Result<()> {
+    server_data().describe_meta(output, Some(&["Metrics", "PreferredStatus"]))
 }
 
 /// Prints what the running scheduler does, for as long as `interval` repeats and
@@ -167,6 +229,22 @@ pub fn monitor(interval: Duration) -> Result<()> {
 /// # Errors
 /// When no scx_magpie runs, or it does not answer in time.
 pub fn totals() -> Result<String> {
+    let totals: Metrics = ask_running("totals", Vec::new())?;
+    serde_json::to_string(&totals).context("writing the counters as JSON")
+}
+
+/// Changes which CPUs the running scheduler prefers, and says which they are.
+///
+/// # Errors
+/// When no scx_magpie runs, or it refuses the change, with its reason.
+pub fn preferred(change: &Change) -> Result<PreferredStatus> {
+    ask_running("preferred", change.to_arguments())
+}
+
+fn ask_running<T: DeserializeOwned>(
+    target: &str,
+    mut arguments: Vec<(String, String)>,
+) -> Result<T> {
     let mut client = StatsClient::new()
         .connect(Some(ANSWER_TIMEOUT_MS))
         .map_err(
@@ -180,15 +258,17 @@ pub fn totals() -> Result<String> {
                 _ => error.context("connecting to the running scheduler"),
             },
         )?;
-    let arguments = vec![("target".to_string(), "totals".to_string())];
-    let totals: Metrics = match client.request("stats", arguments) {
-        Ok(totals) => totals,
-        Err(error) if error.downcast_ref::<StatsErrno>().is_some() => {
-            bail!("the running scheduler is not scx_magpie: it does not know these counters")
+    arguments.push(("target".into(), target.into()));
+    client.request("stats", arguments).map_err(|error| {
+        let text = format!("{error:#}");
+        match text.split(REFUSAL).nth(1) {
+            Some(reason) => anyhow::anyhow!("{}", reason.replace("\\n", "\n")),
+            None if error.downcast_ref::<StatsErrno>().is_some() => anyhow::anyhow!(
+                "the running scheduler is not this version of scx_magpie: it does not know {target}"
+            ),
+            None => error.context(format!("asking the running scheduler for {target}")),
         }
-        Err(error) => return Err(error).context("asking the running scheduler for its counters"),
-    };
-    serde_json::to_string(&totals).context("writing the counters as JSON")
+    })
 }
 
 #[cfg(test)]
@@ -254,11 +334,12 @@ mod tests {
     #[test]
     fn every_counter_is_explained() {
         let mut text = Vec::new();
-        server_data().describe_meta(&mut text, None).unwrap();
+        explain(&mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
+        let status = serde_json::to_value(PreferredStatus::default()).unwrap();
         assert_eq!(
             text.lines().filter(|line| line.contains(" : ")).count(),
-            NR_EVENTS,
+            NR_EVENTS + status.as_object().unwrap().len(),
             "{text}"
         );
     }
@@ -274,9 +355,15 @@ mod tests {
         let (answer, request) = server.channels();
         let scheduler = std::thread::spawn(move || {
             let mut events = [0; NR_EVENTS];
-            while request.recv_timeout(Duration::from_secs(5)).is_ok() {
-                events = events.map(|count| count + 1);
-                if answer.send(Metrics::from_events(&events)).is_err() {
+            while let Ok(asked) = request.recv_timeout(Duration::from_secs(5)) {
+                let said = match asked {
+                    Request::Totals => {
+                        events = events.map(|count| count + 1);
+                        Answer::Totals(Metrics::from_events(&events))
+                    }
+                    Request::Preferred(change) => Answer::Preferred(Err(format!("{change:?}"))),
+                };
+                if answer.send(said).is_err() {
                     break;
                 }
             }
@@ -295,6 +382,16 @@ mod tests {
         assert_eq!(ask("top"), Metrics::from_events(&[1; NR_EVENTS]));
         assert_eq!(ask("totals"), Metrics::from_events(&[3; NR_EVENTS]));
         assert_eq!(ask("top"), Metrics::from_events(&[2; NR_EVENTS]));
+        let arguments = vec![
+            ("target".into(), "preferred".into()),
+            ("set".into(), "0-1".into()),
+        ];
+        let refused = client.request::<PreferredStatus>("stats", arguments);
+        let text = format!("{:#}", refused.unwrap_err());
+        assert!(
+            text.split(REFUSAL).nth(1).unwrap().contains("Cpus"),
+            "{text}"
+        );
         drop(client);
         drop(server);
         scheduler.join().unwrap();

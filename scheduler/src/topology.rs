@@ -220,8 +220,15 @@ fn group(cpus: Vec<Cpu>) -> BTreeMap<(usize, usize), Vec<Vec<Cpu>>> {
 }
 
 /// Orders the cores so that however many of them are used, each node has its
-/// share, also when nodes have different numbers of cores. Within a node the
-/// order is that of places, so that the used cores share as few LLCs as can be.
+/// share within less than one core, also when nodes have different numbers of
+/// cores. Within a node the order is that of places, so that the used cores share
+/// as few LLCs as can be.
+///
+/// A node with `n` of all `N` cores may take core `i` (from 0) after `i N / n`
+/// turns and must by turn `(i + 1) N / n`, rounded up. Earliest deadline first
+/// meets all of them: this is proportionate fair (pfair) scheduling of one
+/// processor. Ordering by the middle of each core's turn does not: several small
+/// nodes become due at the same time and keep a large one waiting.
 fn rank_cores(cpus: &[cpu_topology]) -> Vec<u16> {
     let mut nodes: BTreeMap<u16, Vec<u16>> = BTreeMap::new();
     for cpu in cpus.iter().filter(|cpu| cpu.place == cpu.core_first) {
@@ -230,16 +237,21 @@ fn rank_cores(cpus: &[cpu_topology]) -> Vec<u16> {
     for cores in nodes.values_mut() {
         cores.sort_unstable();
     }
-    // The core at index i of n in its node is due at (2 i + 1) / 2 n of the way.
-    let mut due: Vec<(u64, u64, u16, u16)> = Vec::new();
-    for (node, cores) in &nodes {
-        for (index, place) in cores.iter().enumerate() {
-            due.push((2 * index as u64 + 1, cores.len() as u64, *node, *place));
+    let all: usize = nodes.values().map(Vec::len).sum();
+    // How many of its cores each node has given.
+    let mut given: Vec<_> = nodes.into_values().map(|cores| (0, cores)).collect();
+    let mut ranked = Vec::with_capacity(all);
+    for turn in 1..=all {
+        let next = given
+            .iter_mut()
+            .filter(|(taken, cores)| *taken * all < turn * cores.len())
+            .min_by_key(|(taken, cores)| ((*taken + 1) * all).div_ceil(cores.len()));
+        if let Some((taken, cores)) = next {
+            ranked.push(cores[*taken]);
+            *taken += 1;
         }
     }
-    // Fractions compared by cross-multiplication, so that no rounding decides.
-    due.sort_unstable_by(|a, b| (a.0 * b.1, a.2).cmp(&(b.0 * a.1, b.2)));
-    due.into_iter().map(|(_, _, _, place)| place).collect()
+    ranked
 }
 
 /// Makes the LLCs of each node, which are neighbours in the table, a ring.

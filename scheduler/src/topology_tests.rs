@@ -103,6 +103,8 @@ fn check(machine: &Machine) -> Tables {
         }
     }
 
+    check_ranks(&tables);
+
     // Following the ring visits each LLC of the node once and returns.
     for start in 0..tables.llcs.len() {
         let node = tables.llcs[start].node;
@@ -115,6 +117,41 @@ fn check(machine: &Machine) -> Tables {
         }
     }
     tables
+}
+
+/// Every core once; and each prefix of the order gives each node its share of the
+/// cores, within one.
+fn check_ranks(tables: &Tables) {
+    let node_of = |place: u16| {
+        let cpu = tables.cpu_at_place[place as usize] as usize;
+        assert_eq!(
+            tables.cpus[cpu].core_first, place,
+            "not the first of a core"
+        );
+        tables.cpus[cpu].node
+    };
+    let ranked: BTreeSet<_> = tables.core_at_rank.iter().collect();
+    let cores: BTreeSet<_> = tables.cpus.iter().map(|cpu| &cpu.core_first).collect();
+    assert_eq!(ranked, cores);
+    assert_eq!(tables.core_at_rank.len(), cores.len());
+
+    let mut total: BTreeMap<u16, usize> = BTreeMap::new();
+    for place in &tables.core_at_rank {
+        *total.entry(node_of(*place)).or_default() += 1;
+    }
+    let mut taken: BTreeMap<u16, usize> = BTreeMap::new();
+    for (index, place) in tables.core_at_rank.iter().enumerate() {
+        *taken.entry(node_of(*place)).or_default() += 1;
+        for (node, of) in &total {
+            let share = ((index + 1) * of) as f64 / cores.len() as f64;
+            let has = taken.get(node).copied().unwrap_or(0) as f64;
+            assert!(
+                (has - share).abs() <= 1.0,
+                "of {} cores node {node} has {has}, its share is {share}",
+                index + 1
+            );
+        }
+    }
 }
 
 /// Up to 4096 CPUs; LLCs of unequal size, cores with and without SMT, mixed
@@ -257,6 +294,18 @@ fn room_for_hotplug_leaves_the_real_llc_alone() {
         nr_cpu_ids: MAX_CPUS,
         ..uniform(64, 8, 1, 1)
     });
+}
+
+#[test]
+fn nodes_of_unequal_size_give_cores_in_turn() {
+    // 1 core and 3: shares of a quarter and three quarters.
+    let tables = check(&machine(&[(0, vec![(1, 1)]), (1, vec![(1, 1); 3])]));
+    let nodes: Vec<_> = tables
+        .core_at_rank
+        .iter()
+        .map(|place| tables.cpus[tables.cpu_at_place[*place as usize] as usize].node)
+        .collect();
+    assert_eq!(nodes, [1, 1, 0, 1]);
 }
 
 #[test]
