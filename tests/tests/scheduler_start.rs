@@ -124,7 +124,11 @@ fn it_ends_when_asked_and_leaves_the_kernels_own_scheduler() -> Result<()> {
 
     let none = fails(&mut guest, "scx_magpie --stats-json", 1)?;
     ensure!(none.contains("scx_magpie is not running"), "{none}");
-    let user = "start-stop-daemon -S -c 65534:65534 -x /bin/scx_magpie";
+    shell(
+        &mut guest,
+        "echo nobody:x:65534:65534::/:/bin/sh >> /etc/passwd",
+    )?;
+    let user = "start-stop-daemon -S -c nobody -x /bin/scx_magpie";
     let refused = fails(&mut guest, user, 1)?;
     ensure!(
         refused.contains("no permission") && refused.contains("sudo scx_magpie"),
