@@ -61,7 +61,7 @@ static __always_inline bool look_around(struct balance_round *round, u32 from, u
 			break;
 
 		victim = place_to_cpu(place++);
-		if (victim == NO_PLACE || victim == round->cpu)
+		if (!may_steal_from(round->cpu, victim))
 			continue;
 
 		length = scx_bpf_dsq_nr_queued(victim);
@@ -93,7 +93,9 @@ static __always_inline bool look_around(struct balance_round *round, u32 from, u
 __noinline bool pull_when_unbalanced(s32 cpu, u64 vruntime)
 {
 	struct cpu_state *state = state_of(cpu);
+	const volatile struct llc_topology *llc = llc_of(topology_of(cpu)->llc);
 	u32 place = topology_of(cpu)->place;
+	u32 first = llc->first, end = first + llc->size;
 	u64 now = scx_bpf_now();
 	struct balance_round round = {
 		.cpu = cpu,
@@ -102,14 +104,15 @@ __noinline bool pull_when_unbalanced(s32 cpu, u64 vruntime)
 		.victim = NO_PLACE,
 	};
 
-	if (time_before(now, state->next_balance) || !is_preferred(cpu))
+	if (time_before(now, state->next_balance))
 		return false;
 
 	state->next_balance = now + balance_interval_ns;
 	round.length = scx_bpf_dsq_nr_queued(cpu);
 
-	if (!look_around(&round, place + 1, nr_places))
-		look_around(&round, 0, place);
+	if (!look_around(&round, place + 1, end) && !look_around(&round, first, place) &&
+	    !look_around(&round, end, nr_places))
+		look_around(&round, 0, first);
 
 	if (round.victim == NO_PLACE || !scx_bpf_dsq_move_to_local(round.victim, 0))
 		return false;

@@ -9,7 +9,7 @@
  *
  *   search for work began: stamp            (search_began)
  *        |
- *   found some? --yes--> no idle period, the stamp is forgotten
+ *   found some? --yes--> no idle period, the stamp is of no use
  *        | no
  *   CPU goes idle: period starts at the stamp
  *        |

@@ -66,8 +66,14 @@ void BPF_STRUCT_OPS(magpie_enqueue, struct task_struct *p, u64 enq_flags)
 		}
 	}
 
-	if (queue_task(p, ts, cpu, enq_flags) && !is_pinned(p))
-		set_overloaded(cpu, true);
+	if (!queue_task(p, ts, cpu, enq_flags) || is_pinned(p))
+		return;
+
+	set_overloaded(cpu, true);
+
+	/* A real-time task took the CPU, and its tick is not ours: tell now. */
+	if (enq_flags & SCX_ENQ_REENQ)
+		kick_idle_for(p);
 }
 
 /*
@@ -112,7 +118,11 @@ void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 		return;
 	}
 
-	if (!steal_enabled || steal_work(cpu))
+	/* Even without stealing, what a tick kicked us for is not left waiting. */
+	if (!steal_enabled && !state->must_search)
+		return;
+
+	if (steal_work(cpu))
 		return;
 
 	/* The search dropped the runqueue lock: something may have come. */
@@ -148,8 +158,6 @@ void BPF_STRUCT_OPS(magpie_stopping, struct task_struct *p, bool runnable)
 		return;
 
 	charge(p, ts);
-	if (!runnable)
-		end_burst(ts);
 }
 
 bool BPF_STRUCT_OPS(magpie_yield, struct task_struct *from, struct task_struct *to)
@@ -162,23 +170,25 @@ bool BPF_STRUCT_OPS(magpie_yield, struct task_struct *from, struct task_struct *
 	return false;
 }
 
-#define TICK_LOOKS 8 /* waiting tasks that a tick looks at */
+#define TICK_LOOKS 32 /* waiting tasks that a tick looks at */
 
 /*
- * The net under all of the above, once a tick on every busy CPU: for each task
- * that waits here an idle CPU that may run it is woken to look for it. The waiting
- * task's affinity is tested before the kick; without that, thousands of kicks
+ * The net under all of the above, once a tick on every busy CPU: for each of the
+ * first tasks that wait here, an idle CPU that may run it is woken to look for it.
+ * The task's affinity is tested before the kick; without that, thousands of kicks
  * find nothing they may run.
  */
 void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 {
 	s32 cpu = scx_bpf_task_cpu(p);
 	struct cpu_state *state = state_of(cpu);
+	struct task_state *ts = task_state(p);
 	struct task_struct *waiting;
 	bool may_move = false;
 	u32 looks = 0;
 
-	publish_clock(state, cpu);
+	if (ts)
+		publish_clock(state, ts, cpu);
 	if (preferred_enabled) {
 		note_tick(state);
 		if (must_leave(p, cpu)) {
@@ -194,9 +204,10 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 			continue;
 
 		may_move = true;
-		if (!kick_idle_for(waiting))
-			break;
-		count_event(state, EVENT_KICK_IDLE, 1);
+		if (kick_idle_for(waiting))
+			count_event(state, EVENT_KICK_IDLE, 1);
+		else if (waiting->nr_cpus_allowed >= nr_cpus)
+			break; /* nothing idles */
 	}
 
 	set_overloaded(cpu, may_move || looks > TICK_LOOKS);
@@ -221,7 +232,8 @@ void BPF_STRUCT_OPS(magpie_update_idle, s32 cpu, bool idle)
 	/*
 	 * The last moment at which a task could have slipped in unseen: the
 	 * search for work dropped the runqueue lock while this CPU did not yet
-	 * look idle to wakers. From here on they reschedule it themselves.
+	 * look idle to wakers. From here on a wakeup on this runqueue finds the
+	 * idle task running and reschedules it.
 	 */
 	if (scx_bpf_dsq_nr_queued(cpu)) {
 		count_event(state, EVENT_RESCUE, 1);
@@ -276,6 +288,18 @@ void BPF_STRUCT_OPS(magpie_cpu_online, s32 cpu)
 	state_of(cpu)->is_online = 1;
 	if (preferred_enabled)
 		apply_soon();
+}
+
+/*
+ * A real-time or deadline task took the CPU: what was sent straight to its local
+ * queue is queued again, where others can take it. Kernels from 7.1 deprecate this
+ * operation but still call it.
+ */
+void BPF_STRUCT_OPS(magpie_cpu_release, s32 cpu, struct scx_cpu_release_args *args)
+{
+	if (preferred_enabled)
+		forget_tick(state_of(cpu));
+	scx_bpf_reenqueue_local();
 }
 
 /*
@@ -343,6 +367,7 @@ SCX_OPS_DEFINE(magpie_ops,
 	       .set_weight = (void *)magpie_set_weight,
 	       .init_task = (void *)magpie_init_task,
 	       .enable = (void *)magpie_enable,
+	       .cpu_release = (void *)magpie_cpu_release,
 	       .cpu_online = (void *)magpie_cpu_online,
 	       .cpu_offline = (void *)magpie_cpu_offline,
 	       .init = (void *)magpie_init,

@@ -148,7 +148,7 @@ static __always_inline s32 redirect(const struct task_struct *p, s32 cpu)
 	return other;
 }
 
-/* The one case in which a task waits on another CPU than its own: so the kick. */
+/* Here and in drain_queue() a task waits on another CPU than its own: so the kick. */
 static __always_inline void queue_elsewhere(struct task_struct *p, struct task_state *ts, s32 cpu,
 					    u64 enq_flags)
 {
@@ -158,22 +158,37 @@ static __always_inline void queue_elsewhere(struct task_struct *p, struct task_s
 		join_after_move(ts, cpu);
 
 	scx_bpf_dsq_insert_vtime(p, cpu, slice_ns, key_of(ts), enq_flags);
+	set_overloaded(cpu, true);
 	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 }
+
+#define DRAIN_AT_ONCE 16 /* each takes a runqueue lock and a kick */
 
 /* Hand what waits on a CPU that is not preferred to those that are. */
 static __always_inline void drain_queue(s32 cpu)
 {
 	struct task_struct *p;
+	u32 moved = 0;
 
 	bpf_for_each(scx_dsq, p, cpu, 0) {
 		s32 other = redirect(p, cpu);
+		struct task_state *ts;
 
 		if (other == cpu)
 			continue;
 
-		if (scx_bpf_dsq_move_vtime(BPF_FOR_EACH_ITER, p, other, 0))
+		ts = task_state(p);
+		if (!ts)
+			continue;
+
+		join_after_move(ts, other);
+		scx_bpf_dsq_move_set_vtime(BPF_FOR_EACH_ITER, key_of(ts));
+		if (scx_bpf_dsq_move_vtime(BPF_FOR_EACH_ITER, p, other, 0)) {
+			set_overloaded(other, true);
 			scx_bpf_kick_cpu(other, SCX_KICK_IDLE);
+		}
+		if (++moved == DRAIN_AT_ONCE)
+			break;
 	}
 }
 
@@ -190,6 +205,12 @@ static __always_inline void note_tick(struct cpu_state *state)
 			state->late_ns += gap - tick;
 	}
 	state->last_tick = now;
+}
+
+/* A higher class took the CPU: its time is not the host's. */
+static __always_inline void forget_tick(struct cpu_state *state)
+{
+	state->last_tick = 0;
 }
 
 /* Leaving idle: the next tick is measured from here. */
@@ -323,7 +344,8 @@ __noinline int observe_cpu(u32 cpu)
 		return 0;
 
 	preferred_sums.threads++;
-	if (topology_of(cpu)->core_first == topology_of(cpu)->place)
+	if (!is_core_online(topology_of(cpu)->core_first,
+			    topology_of(cpu)->place - topology_of(cpu)->core_first))
 		preferred_sums.cores++;
 
 	stat = bpf_per_cpu_ptr(&kernel_cpustat, cpu);
@@ -428,7 +450,7 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 	if (preferred_settings.mode == PREFERRED_AUTO)
 		cores = governor_next(&config, &governor, &input);
 	else
-		cores = governor.cores = input.total;
+		cores = governor.cores = nr_cores;
 
 	if (cores != before)
 		preferred_status.changes++;

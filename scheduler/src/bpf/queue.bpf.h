@@ -37,11 +37,12 @@
  * itself), and only after it has run for a while this time. Without that, tasks
  * that wake many others (hackbench) are switched out at each of these wakeups.
  *
- * A task is only ever queued on the CPU whose runqueue it is on. Then the
- * kernel's own wakeup path reschedules that CPU if it idles, under the runqueue
- * lock, and no kick can be lost.
+ * A task is queued on the CPU whose runqueue it is on. Then the kernel's own
+ * wakeup path reschedules that CPU if it idles, under the runqueue lock, and no
+ * kick can be lost. (The exception, with its kick, is in preferred.bpf.h.)
  *
- * What it does not do: real-time tasks (placed by the kernel), cpu.max.
+ * What it does not do: real-time tasks (placed by the kernel), cgroups' cpu.weight
+ * and cpu.max.
  */
 #ifndef __MAGPIE_QUEUE_BPF_H
 #define __MAGPIE_QUEUE_BPF_H
@@ -55,7 +56,7 @@ const volatile u64 preempt_margin_ns = 1000000;
 /* How long a task runs undisturbed once it has the CPU. */
 const volatile u64 preempt_protect_ns = 1000000;
 
-#define CREDIT_NS (slice_ns / 2)
+#define CREDIT_NS ((s64)(slice_ns / 2))
 #define CLOCK_STEP_NS 1000000ULL
 #define MOVE_CREDIT_NS 50000000LL
 #define LARGEST_DEBT_NS 1000000000LL
@@ -79,44 +80,89 @@ static __always_inline u64 key_of(const struct task_state *ts)
 	return ts->vruntime + request(ts);
 }
 
-/*
- * Bring a task's virtual runtime onto this CPU's clock, at most @debt ahead of
- * it and @credit behind. Without the bounds a task that slept for an hour would
- * hold the CPU for that long, and one from a CPU whose clock ran ahead would
- * starve here.
- */
-static __always_inline void join_clock(struct task_state *ts, s32 cpu, u64 from, s64 credit,
-				       s64 debt)
+/* The task has slept: its burst is complete. */
+static __always_inline void end_burst(struct task_state *ts)
 {
-	s64 distance = ts->cpu < 0 ? 0 : (s64)(ts->vruntime - from);
+	ts->avg_burst = average_add(ts->avg_burst, ts->burst);
+	ts->burst = 0;
+}
 
-	if (distance < -credit)
-		distance = -credit;
-	else if (distance > debt)
-		distance = debt;
+static __always_inline u64 *llc_clock(s32 cpu)
+{
+	return &llc_states[topology_of(cpu)->llc & (MAX_LLCS - 1)].clock;
+}
 
-	ts->vruntime = state_of(cpu)->clock + distance;
+/* Where a CPU's tasks are by now; an idle CPU's own clock stands still. */
+static __always_inline u64 clock_of(s32 cpu)
+{
+	const struct cpu_state *state = state_of(cpu);
+	u64 clock = state->clock;
+
+	if (READ_ONCE(state->idle_since) && time_before(clock, READ_ONCE(*llc_clock(cpu))))
+		clock = READ_ONCE(*llc_clock(cpu));
+
+	return clock;
+}
+
+static __always_inline s64 bounded(s64 value, s64 low, s64 high)
+{
+	if (value < low)
+		return low;
+
+	return value > high ? high : value;
+}
+
+/*
+ * A child starts one slice behind. At the clock itself, a chain of tasks that
+ * fork and exit would run for ever before a CPU hog.
+ */
+static __always_inline void join_first(struct task_state *ts, s32 cpu)
+{
+	ts->vruntime = clock_of(cpu) + slice_ns;
 	ts->cpu = cpu;
 }
 
+/*
+ * Bounded on both sides: without it a task that slept for an hour would hold the
+ * CPU for that long, and one that ran alone with a low weight would starve.
+ */
 static __always_inline void join_after_sleep(struct task_state *ts, s32 cpu)
 {
-	join_clock(ts, cpu, state_of(ts->cpu)->clock, CREDIT_NS,
-		   2 * virtual_time(slice_ns, ts->rate));
+	s64 debt = 2 * virtual_time(slice_ns, ts->rate);
+
+	end_burst(ts);
+	if (ts->cpu < 0) {
+		join_first(ts, cpu);
+		return;
+	}
+
+	ts->vruntime =
+		clock_of(cpu) + bounded((s64)(ts->vruntime - clock_of(ts->cpu)), -CREDIT_NS, debt);
+	ts->cpu = cpu;
 }
 
 /*
- * A task that changes its CPU while it waits keeps what it owes and, within an
- * LLC, what it is owed: that is what the move is for. A vCPU that the host held
- * back charges the task on it with all of that time; when moves forgave it, one
- * hog of eight had 40 % more CPU time than its equals.
+ * A task that changes its CPU while it waits keeps what it owes there: a vCPU that
+ * the host held back charges the task on it with all of that time, and when moves
+ * forgave it, one hog of eight had 40 % more CPU time than its equals. Within an
+ * LLC it also keeps what it is owed here: that is what the move is for.
  */
 static __always_inline void join_after_move(struct task_state *ts, s32 cpu)
 {
-	bool is_near = topology_of(ts->cpu)->llc == topology_of(cpu)->llc;
-	s32 from = is_near ? cpu : ts->cpu;
+	s64 distance, here;
 
-	join_clock(ts, cpu, state_of(from)->clock, MOVE_CREDIT_NS, LARGEST_DEBT_NS);
+	if (ts->cpu < 0) {
+		join_first(ts, cpu);
+		return;
+	}
+
+	distance = (s64)(ts->vruntime - clock_of(ts->cpu));
+	here = (s64)(ts->vruntime - clock_of(cpu));
+	if (distance <= 0 && here < distance && topology_of(ts->cpu)->llc == topology_of(cpu)->llc)
+		distance = here;
+
+	ts->vruntime = clock_of(cpu) + bounded(distance, -MOVE_CREDIT_NS, LARGEST_DEBT_NS);
+	ts->cpu = cpu;
 }
 
 /* Account the CPU time since the last call. The kernel's sum is up to date here. */
@@ -131,13 +177,6 @@ static __always_inline void charge(struct task_struct *p, struct task_state *ts)
 	ts->charged = sum;
 }
 
-/* The task goes to sleep: its burst is complete. */
-static __always_inline void end_burst(struct task_state *ts)
-{
-	ts->avg_burst = average_add(ts->avg_burst, ts->burst);
-	ts->burst = 0;
-}
-
 static __always_inline void advance_clock(struct cpu_state *state, const struct task_state *ts)
 {
 	if (time_before(state->clock, ts->vruntime))
@@ -147,17 +186,23 @@ static __always_inline void advance_clock(struct cpu_state *state, const struct 
 /* The first task of a CPU that idled starts where the LLC is by now. */
 static __always_inline void catch_up_clock(struct cpu_state *state, s32 cpu)
 {
-	u64 clock = READ_ONCE(llc_states[topology_of(cpu)->llc & (MAX_LLCS - 1)].clock);
+	u64 clock = READ_ONCE(*llc_clock(cpu));
 
 	if (time_before(state->clock, clock))
 		state->clock = clock;
 }
 
-static __always_inline void publish_clock(const struct cpu_state *state, s32 cpu)
+/*
+ * Not from below nice 0: the clock of a CPU with a SCHED_IDLE task alone runs 341
+ * times as fast, and would leave every other busy CPU behind for good.
+ */
+static __always_inline void publish_clock(const struct cpu_state *state,
+					  const struct task_state *current, s32 cpu)
 {
-	u64 *clock = &llc_states[topology_of(cpu)->llc & (MAX_LLCS - 1)].clock;
+	u64 *clock = llc_clock(cpu);
 
-	if (time_before(READ_ONCE(*clock) + CLOCK_STEP_NS, state->clock))
+	if (current->rate <= NICE_0_RATE &&
+	    time_before(READ_ONCE(*clock) + CLOCK_STEP_NS, state->clock))
 		WRITE_ONCE(*clock, state->clock);
 }
 
@@ -166,7 +211,7 @@ static __always_inline bool should_preempt(const struct task_struct *p, const st
 {
 	u64 current_key = READ_ONCE(state->preempt_key);
 
-	if (!preempt_enabled || !current_key || p->policy == SCHED_BATCH)
+	if (!preempt_enabled || !current_key || p->policy == SCHED_BATCH || p->policy == SCHED_IDLE)
 		return false;
 
 	return time_before(key_of(ts) + preempt_margin_ns, current_key) &&
@@ -184,6 +229,8 @@ static __always_inline bool queue_task(struct task_struct *p, struct task_state 
 		join_after_sleep(ts, cpu);
 
 		if (should_preempt(p, ts, state)) {
+			/* Once: the next wakeup must not queue up behind this one. */
+			WRITE_ONCE(state->preempt_key, 0);
 			count_event(here, EVENT_PREEMPT, 1);
 			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags | SCX_ENQ_PREEMPT);
 			return false;
@@ -226,17 +273,26 @@ static __always_inline bool is_still_first(struct task_state *ts, s32 cpu)
 	return time_before(key_of(ts), key);
 }
 
-/* Publish to wakers how soon the task that runs now could be preempted. */
+/*
+ * Publish to wakers how soon the task that runs now could be preempted: a
+ * SCHED_IDLE task at once, another after its first slice since it slept. A task
+ * that was pulled here may be far behind the clock; its key then counts as if it
+ * were not, or no sleeper could preempt it until it has caught up.
+ */
 static __always_inline void start_running(struct cpu_state *state, struct task_state *ts)
 {
-	u64 key = ts->burst < slice_ns ? 0 : key_of(ts);
+	bool is_idle_policy = ts->rate == weight_to_rate(IDLE_POLICY_WEIGHT);
+	u64 key = 0;
 
 	ts->yielded = false;
 	advance_clock(state, ts);
+
+	if (is_idle_policy || ts->burst >= slice_ns) {
+		key = state->clock + request(ts);
+		state->running_since = is_idle_policy ? 0 : scx_bpf_now();
+	}
 	if (state->preempt_key != key)
 		WRITE_ONCE(state->preempt_key, key);
-	if (key)
-		state->running_since = scx_bpf_now();
 }
 
 static __always_inline void keep_running(struct task_struct *p, struct task_state *ts,

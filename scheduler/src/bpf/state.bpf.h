@@ -27,7 +27,10 @@ struct cpu_state {
 	u64 preempt_key; /* key of the running task, 0: not to be preempted */
 	u64 running_since; /* valid while preempt_key is set */
 
-	/* Line 1: own CPU only. */
+	/*
+	 * Own CPU, but for must_search (whoever kicks it), seen_* (the monitor's
+	 * timer) and is_online (hotplug).
+	 */
 	u64 idle_since __attribute__((aligned(64))); /* 0 while busy */
 	u64 search_began; /* stamp of the last search for work */
 	u64 avg_idle; /* moving average of idle periods, ns */
@@ -42,7 +45,7 @@ struct cpu_state {
 	u32 is_online;
 	u32 must_search; /* kicked for work: do not gate the next search */
 
-	/* Lines 2..: own CPU only, summed by user space. */
+	/* Lines of their own: own CPU only, summed by user space. */
 	u64 events[NR_EVENTS] __attribute__((aligned(64)));
 } __attribute__((aligned(64)));
 
@@ -89,6 +92,27 @@ static __always_inline u32 place_to_cpu(u32 place)
 static __always_inline void count_event(struct cpu_state *state, enum magpie_event event, u64 n)
 {
 	state->events[event] += n;
+}
+
+/*
+ * CPUs with a task waiting that may run elsewhere. Set by whoever queues such a
+ * task and cleared by the CPU itself, both under its runqueue lock, but for tasks
+ * that preferred.bpf.h sends here; a tick repairs what that race leaves.
+ */
+struct sparsemask_line overloaded[MAX_LINES];
+
+static __always_inline void set_overloaded(s32 cpu, bool is_overloaded)
+{
+	u32 place = topology_of(cpu)->place;
+	u32 line = place / SPARSEMASK_BITS;
+
+	if (line >= MAX_LINES)
+		return;
+
+	if (is_overloaded)
+		sparsemask_line_set(&overloaded[line], place);
+	else
+		sparsemask_line_clear(&overloaded[line], place);
 }
 
 struct task_state {

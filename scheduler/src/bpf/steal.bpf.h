@@ -11,19 +11,23 @@
  *
  *   own queue empty
  *        |
+ *   siblings -> LLC
+ *        | nothing
  *   shorter idle than a search costs? --yes--> idle; a busy CPU's tick kicks
  *        | no                                  us if work still waits then
- *   siblings -> LLC -> LLCs of the node -> other nodes
- *        |       each starting at its own position
+ *   LLCs of the node -> other nodes, each starting at its own position
+ *        |
  *   first overloaded CPU: first task in queue order that may run here
  *        |
  *   own queue once more (the runqueue lock was dropped in between)
  *
- * The map is written only by the CPU that a bit stands for, under its runqueue
- * lock, so set and clear cannot race: a thief that emptied a queue leaves the
- * bit to its owner, and the next thief pays one look into an empty queue. (A
- * thief that cleared it would race with an insert that is carried out only
- * after ops.enqueue() returned, and hide the task from everybody.)
+ * A thief that emptied a queue leaves the bit to its owner, and the next thief
+ * pays one look into an empty queue. A thief that cleared it would race with an
+ * insert that is carried out only after ops.enqueue() returned, and hide the
+ * task from everybody.
+ *
+ * The gate is for the outer levels. The own LLC is always searched: it is cheap,
+ * and a task behind a real-time one has no tick that would tell of it.
  *
  * What it does not do: pick the busiest queue. Any work beats none.
  */
@@ -32,23 +36,6 @@
 
 const volatile bool steal_enabled = true;
 const volatile bool steal_gate_enabled = true;
-
-/* Written by the CPU at each place, visited by CPUs that look for work. */
-struct sparsemask_line overloaded[MAX_LINES];
-
-static __always_inline void set_overloaded(s32 cpu, bool is_overloaded)
-{
-	u32 place = topology_of(cpu)->place;
-	u32 line = place / SPARSEMASK_BITS;
-
-	if (line >= MAX_LINES)
-		return;
-
-	if (is_overloaded)
-		sparsemask_line_set(&overloaded[line], place);
-	else
-		sparsemask_line_clear(&overloaded[line], place);
-}
 
 /* Global function: the verifier proves it once, not at every use. */
 __noinline u32 next_overloaded(u32 from, u32 end)
@@ -196,7 +183,8 @@ static __always_inline bool steal_work(s32 cpu)
 		if (distance < 0 || distance >= NR_DISTANCES)
 			break;
 
-		if (!must_search && state->avg_idle < state->steal_cost[distance]) {
+		if (distance > DISTANCE_LLC && !must_search &&
+		    state->avg_idle < state->steal_cost[distance]) {
 			count_event(state, EVENT_STEAL_GATED, 1);
 			break;
 		}

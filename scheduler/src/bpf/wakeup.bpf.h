@@ -53,8 +53,11 @@ static __always_inline s32 pick_idle_for(const struct task_struct *p)
 		return scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
 
 	cpu = scx_bpf_pick_idle_cpu((const struct cpumask *)mask, 0);
-	if (cpu >= 0 && !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+	if (cpu >= 0 && !bpf_cpumask_test_cpu(cpu, p->cpus_ptr)) {
+		/* Picking took it out of the idle mask; the kick puts it back. */
+		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 		return -EBUSY;
+	}
 
 	return cpu;
 }
