@@ -52,18 +52,29 @@ static __always_inline bool may_steal_from(s32 thief, u32 victim)
 	return is_preferred(thief) || !is_preferred(victim);
 }
 
-/* Visit the overloaded CPUs of [from, end) until one gives a task. */
-__noinline bool steal_from_range(s32 thief, u32 from, u32 end)
+/* The place that a visit of the map comes to next, or NO_PLACE when it is over. */
+__noinline u32 visit_overloaded(struct sparsemask_visit *visit)
 {
-	u32 place = from;
+	u32 place;
+
+	if (!visit || !sparsemask_visit_next(visit, overloaded, MAX_LINES, &place))
+		return NO_PLACE;
+
+	return place;
+}
+
+/* Visit the overloaded CPUs of [first, end), once around from @start, until one gives a task. */
+__noinline bool steal_from_range(s32 thief, u32 first, u32 end, u32 start)
+{
+	struct sparsemask_visit visit = sparsemask_visit_begin(first, end, start);
 	bool found = false;
 	u32 i;
 
 	bpf_for(i, 0, MAX_PLACES) {
+		u32 place = visit_overloaded(&visit);
 		u32 victim;
 
-		place = next_overloaded(place, end);
-		if (place >= end)
+		if (place == NO_PLACE)
 			break;
 
 		victim = place_to_cpu(place);
@@ -71,8 +82,6 @@ __noinline bool steal_from_range(s32 thief, u32 from, u32 end)
 			found = true;
 			break;
 		}
-
-		place++;
 	}
 
 	return found;
@@ -82,12 +91,8 @@ __noinline bool steal_from_range(s32 thief, u32 from, u32 end)
 static __always_inline bool steal_from_llc(s32 thief, u32 llc, u32 start)
 {
 	u32 first = llc_of(llc)->first;
-	u32 end = first + llc_of(llc)->size;
 
-	if (start < first || start >= end)
-		start = first;
-
-	return steal_from_range(thief, start, end) || steal_from_range(thief, first, start);
+	return steal_from_range(thief, first, first + llc_of(llc)->size, start);
 }
 
 /* Where in another LLC a thief begins: not where its neighbours begin. */
@@ -150,7 +155,8 @@ static __always_inline bool steal_at(s32 thief, enum magpie_distance distance)
 	case DISTANCE_SIBLING:
 		return topology->core_size > 1 &&
 		       steal_from_range(thief, topology->core_first,
-					topology->core_first + topology->core_size);
+					topology->core_first + topology->core_size,
+					topology->place);
 	case DISTANCE_LLC:
 		return steal_from_llc(thief, topology->llc, topology->place + 1);
 	case DISTANCE_NODE:
