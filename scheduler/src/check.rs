@@ -9,8 +9,9 @@ use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// sched_ext is in mainline since this version.
-const FIRST_KERNEL: (u32, u32) = (6, 12);
+/// sched_ext is in mainline since 6.12; the BPF side also needs
+/// scx_bpf_select_cpu_and(), which came with this version.
+const FIRST_KERNEL: (u32, u32) = (6, 17);
 
 /// How long a scheduler that is on its way out may take.
 const LEAVING_TIMEOUT: Duration = Duration::from_secs(5);
@@ -24,7 +25,7 @@ const CAP_BPF: u64 = 1 << 39;
 pub enum Obstacle {
     /// Older than sched_ext.
     #[error(
-        "kernel {release} is too old: sched_ext is in Linux {}.{} and later.\n\
+        "kernel {release} is too old: scx_magpie needs the sched_ext of Linux {}.{} or later.\n\
          Boot a newer kernel built with CONFIG_SCHED_CLASS_EXT; {WHERE_TO_GET_ONE}",
         FIRST_KERNEL.0, FIRST_KERNEL.1
     )]
@@ -276,9 +277,9 @@ mod tests {
 
         let old = without.file("proc/sys/kernel/osrelease", "6.1.0-38-amd64\n");
         assert!(matches!(old.check(), Err(Obstacle::KernelTooOld { .. })));
-        assert!(old.obstacle().contains("6.1.0-38-amd64") && old.obstacle().contains("6.12"));
+        assert!(old.obstacle().contains("6.1.0-38-amd64") && old.obstacle().contains("6.17"));
 
-        // 6.9 is older than 6.12 although it sorts behind it as text.
+        // 6.9 is older than 6.17 although it sorts behind it as text.
         let older = old.file("proc/sys/kernel/osrelease", "6.9.1\n");
         assert!(matches!(older.check(), Err(Obstacle::KernelTooOld { .. })));
     }

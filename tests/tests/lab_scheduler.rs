@@ -66,7 +66,10 @@ fn a_scheduler_starts_works_and_stops_on_every_kernel() -> Result<()> {
                 "hackbench says its time"
             );
             if let Some(exit) = guest.scheduler_died()? {
-                bail!("kernel {series}: {SCHEDULER} died: {}", guest::explain(&exit));
+                bail!(
+                    "kernel {series}: {SCHEDULER} died: {}",
+                    guest::explain(&exit)
+                );
             }
             let exit = guest.stop_scheduler()?;
             ensure!(exit.code == 0 && exit.state == "disabled", "{exit:?}");
