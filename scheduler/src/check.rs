@@ -87,8 +87,8 @@ pub enum Obstacle {
     },
 }
 
-const WHERE_TO_GET_ONE: &str = "among those that do are Arch, CachyOS, Fedora 41, openSUSE \
-    Tumbleweed and Ubuntu 25.04 and later, and Debian's kernels 6.16 and later (trixie-backports, \
+const WHERE_TO_GET_ONE: &str = "among those that do are Arch, CachyOS, Fedora 42, openSUSE \
+    Tumbleweed and Ubuntu 25.10 and later, and Debian's kernels 6.17 and later (trixie-backports, \
     testing)";
 
 /// Where the kernel's files are.
