@@ -73,7 +73,7 @@ fn changes(cores: &[u32]) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(400))]
 
     /// Never none, never more than there are, whatever is put in and however many cores come and go.
     #[test]

@@ -78,7 +78,7 @@ fn first_of(model: &BTreeSet<u32>, range: Range<u32>) -> u32 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
     fn every_history_is_that_of_a_set((places, operations) in history()) {
