@@ -63,15 +63,29 @@ fn nothing_is_stranded_behind_a_realtime_task() -> Result<()> {
     guest.into_guest().shutdown()
 }
 
-/// The watcher sees what it is for, and stealing is what keeps tasks from being stranded.
+/// The watcher sees what it is for: tasks that are really stranded, planted under the kernel's own
+/// scheduler.
 #[test]
-fn without_stealing_tasks_are_stranded() -> Result<()> {
+fn the_watcher_finds_stranded_tasks() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
-    let checked = shell(&mut guest, "magpie-load idle-watch --self-test")?;
-    println!("{checked}");
+    println!(
+        "{}",
+        shell(&mut guest, "magpie-load idle-watch --self-test")?
+    );
+    guest.into_guest().shutdown()
+}
+
+/// What stealing may be switched off for is to be measured, not to strand tasks: ticks still find
+/// idle CPUs for them. At the first tick the idle CPU may come in vain, hence two.
+#[test]
+fn nothing_is_stranded_without_stealing() -> Result<()> {
+    let mut guest = boot_for_magpie(VT8, |_| {})?;
     let (stranded, report) = under(&mut guest, "scx_magpie --no-steal", |guest| {
-        watch(guest, "--seconds 0.5 --with hackbench,hotplug")
+        watch(
+            guest,
+            "--seconds 0.5 --with hackbench,hotplug --threshold-ms 9",
+        )
     })?;
-    ensure!(stranded, "nothing stranded without stealing:\n{report}");
+    ensure!(!stranded, "without stealing, tasks are stranded:\n{report}");
     guest.into_guest().shutdown()
 }

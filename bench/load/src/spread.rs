@@ -28,6 +28,10 @@ pub struct Args {
     /// The CPUs that they may use later [default: all allowed]
     #[arg(long)]
     cpus: Option<CpuSet>,
+    /// Keep the other CPUs busy until the hogs may leave, so that they become idle beside work that
+    /// waits and have to find it by themselves
+    #[arg(long)]
+    busy: bool,
     /// How long to hold them
     #[arg(long, default_value = "0.5", value_parser = sys::parse_seconds)]
     hold: Duration,
@@ -92,17 +96,34 @@ pub fn run(args: &Args) -> Result<Finding> {
             })
         })
         .collect();
+    let blockers: Vec<_> = allowed
+        .iter()
+        .filter(|cpu| args.busy && *cpu != from)
+        .map(|cpu| {
+            let board = Arc::clone(&board);
+            std::thread::spawn(move || block(cpu, &board))
+        })
+        .collect();
     ready.wait();
     std::thread::sleep(args.hold);
-    let released_at = sys::now_ns();
-    board.released.store(true, Ordering::Release);
+    let mut released_at = sys::now_ns();
+    board.released.store(!args.busy, Ordering::Release);
     let released = tids
         .iter()
         .try_for_each(|tid| sys::set_affinity(tid.load(Ordering::Acquire), &allowed));
+    if args.busy {
+        released_at = sys::now_ns();
+        board.released.store(true, Ordering::Release);
+    }
     std::thread::sleep(args.limit);
     board.stop.store(true, Ordering::Release);
     for hog in hogs {
         hog.join().map_err(|_| anyhow!("a hog panicked"))??;
+    }
+    for blocker in blockers {
+        blocker
+            .join()
+            .map_err(|_| anyhow!("a thread that kept a CPU busy panicked"))??;
     }
     released?;
     let mut times: Vec<u64> = board
@@ -118,6 +139,15 @@ pub fn run(args: &Args) -> Result<Finding> {
         count.min(allowed.len()),
         args.limit,
     ))
+}
+
+/// Keeps a CPU busy until the hogs are released.
+fn block(cpu: usize, board: &Board) -> Result<()> {
+    sys::set_affinity(0, &CpuSet::of([cpu]))?;
+    while !board.released.load(Ordering::Acquire) {
+        std::hint::spin_loop();
+    }
+    Ok(())
 }
 
 fn burn(board: &Board) {

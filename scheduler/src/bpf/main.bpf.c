@@ -71,9 +71,13 @@ void BPF_STRUCT_OPS(magpie_enqueue, struct task_struct *p, u64 enq_flags)
 
 	set_overloaded(cpu, true);
 
-	/* A real-time task took the CPU, and its tick is not ours: tell now. */
-	if (enq_flags & SCX_ENQ_REENQ)
-		kick_idle_for(p);
+	/*
+	 * Nobody looked for an idle CPU, as a wakeup does: its slice is used up, it
+	 * was preempted or a real-time task took the CPU. An idle CPU that this tick
+	 * kicked for what waited here came while nothing did.
+	 */
+	if (!(enq_flags & SCX_ENQ_WAKEUP) && kick_idle_for(p))
+		count_event(state_of(cpu), EVENT_KICK_IDLE, 1);
 }
 
 /*

@@ -58,7 +58,7 @@ const volatile u64 preempt_protect_ns = 1000000;
 
 #define CREDIT_NS ((s64)(slice_ns / 2))
 #define CLOCK_STEP_NS 1000000ULL
-#define MOVE_CREDIT_NS 50000000LL
+#define LARGEST_LEAD_NS 50000000LL
 #define LARGEST_DEBT_NS 1000000000LL
 #define SHORTEST_REQUEST_NS 50000ULL
 
@@ -145,11 +145,13 @@ static __always_inline void join_after_sleep(struct task_state *ts, s32 cpu)
  * A task that changes its CPU while it waits keeps what it owes there: a vCPU that
  * the host held back charges the task on it with all of that time, and when moves
  * forgave it, one hog of eight had 40 % more CPU time than its equals. Within an
- * LLC it also keeps what it is owed here: that is what the move is for.
+ * LLC the lead of one clock over the other counts too, either way: evening it out
+ * is what the move is for. Only up to a bound: a larger lead tells of a clock that
+ * ran with light tasks alone, not of what this task had.
  */
 static __always_inline void join_after_move(struct task_state *ts, s32 cpu)
 {
-	s64 distance, here;
+	s64 distance;
 
 	if (ts->cpu < 0) {
 		join_first(ts, cpu);
@@ -157,11 +159,11 @@ static __always_inline void join_after_move(struct task_state *ts, s32 cpu)
 	}
 
 	distance = (s64)(ts->vruntime - clock_of(ts->cpu));
-	here = (s64)(ts->vruntime - clock_of(cpu));
-	if (distance <= 0 && here < distance && topology_of(ts->cpu)->llc == topology_of(cpu)->llc)
-		distance = here;
+	if (topology_of(ts->cpu)->llc == topology_of(cpu)->llc)
+		distance += bounded((s64)(clock_of(ts->cpu) - clock_of(cpu)), -LARGEST_LEAD_NS,
+				    LARGEST_LEAD_NS);
 
-	ts->vruntime = clock_of(cpu) + bounded(distance, -MOVE_CREDIT_NS, LARGEST_DEBT_NS);
+	ts->vruntime = clock_of(cpu) + bounded(distance, -LARGEST_LEAD_NS, LARGEST_DEBT_NS);
 	ts->cpu = cpu;
 }
 

@@ -1,9 +1,10 @@
 //! Proves on the running kernel that idle-watch sees what it is for.
 //!
-//! Two CPUs become an isolated cpuset partition: the kernel balances no load inside one. Two hogs
-//! are put on the first of them, then allowed on both. Nothing moves them, so one is always queued
-//! beside the idle second CPU: really stranded, and to be found. Then the hogs are put on a CPU
-//! each: nothing is stranded, and nothing may be found.
+//! Two CPUs become an isolated cpuset partition: the kernel balances no load inside one. Four hogs
+//! are put on the first of them, then allowed on both. Nothing moves them, so three are always
+//! queued beside the idle second CPU: really stranded, and to be found. (Of two hogs each would wait
+//! for one tick at a time, which may pass.) Then two hogs are put on a CPU each: nothing is
+//! stranded, and nothing may be found.
 
 use std::fs;
 use std::path::PathBuf;
@@ -35,20 +36,26 @@ pub fn run(args: &Args) -> Result<Finding> {
     };
     // Dropped in reverse: the hogs leave the cpuset before it is removed.
     let partition = Partition::new(&CpuSet::of([first, second]))?;
-    let hogs = [
-        Child::fork(|| sys::burn_forever())?,
-        Child::fork(|| sys::burn_forever())?,
-    ];
-    for hog in &hogs {
-        partition.add(hog.pid())?;
+    let mut hogs = (0..4)
+        .map(|_| Child::fork(|| sys::burn_forever()))
+        .collect::<Result<Vec<_>>>()?;
+    // An idle CPU that nothing ever wakes leaves no sign in the trace and could as well be busy.
+    let visitor = Child::fork(|| {
+        loop {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    })?;
+    for child in hogs.iter().chain([&visitor]) {
+        partition.add(child.pid())?;
     }
-    let look = |places: [usize; 2]| -> Result<Vec<analysis::Stretch>> {
-        for (hog, cpu) in hogs.iter().zip(places) {
+    sys::set_affinity(visitor.pid(), &CpuSet::of([second]))?;
+    let look = |hogs: &[Child], places: &[usize]| -> Result<Vec<analysis::Stretch>> {
+        for (hog, &cpu) in hogs.iter().zip(places) {
             sys::set_affinity(hog.pid(), &CpuSet::of([cpu]))?;
         }
         // Time to move, and to be queued there before the restriction is lifted.
         std::thread::sleep(Duration::from_millis(200));
-        for hog in &hogs {
+        for hog in hogs {
             sys::set_affinity(hog.pid(), &CpuSet::of([first, second]))?;
         }
         let recorder = Recorder::new(KIB_PER_CPU)?;
@@ -57,8 +64,9 @@ pub fn run(args: &Args) -> Result<Finding> {
         found.retain(|stretch| hogs.iter().any(|hog| hog.pid() == stretch.pid));
         Ok(found)
     };
-    let planted = look([first, first])?;
-    let control = look([first, second])?;
+    let planted = look(&hogs, &[first; 4])?;
+    hogs.truncate(2);
+    let control = look(&hogs, &[first, second])?;
     let longest = planted
         .iter()
         .map(analysis::Stretch::own_ns)
