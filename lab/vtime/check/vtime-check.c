@@ -30,7 +30,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ROUNDS 15
+#define ROUNDS 25
 #define LOOP_NS 1000000.0 /* shorter than the time between ticks */
 #define SETTLE_S 5
 #define MAX_CPUS 1024
@@ -104,8 +104,12 @@ static void *run_loop(void *argument)
 		start = now_ns();
 		execute(r->insns);
 		taken[i] = now_ns() - start;
-		/* Stay busy: a sibling that is done would let the others run faster. */
-		execute(r->insns);
+		/*
+		 * Stay busy: a sibling that is done would let the others run
+		 * faster. Each time for longer, or the rounds could keep step
+		 * with the tick, and half of them contain one.
+		 */
+		execute(r->insns / 2 + r->insns * i / ROUNDS);
 	}
 	r->median_ns = median(taken, ROUNDS);
 	return NULL;
