@@ -20,8 +20,6 @@ pub const VT8: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/machines/vt8.toml");
 /// Real time that a command may take whose own, virtual, time is bounded: hosts can be slow.
 pub const PATIENCE: Duration = Duration::from_secs(600);
 
-const STATE: &str = "/sys/kernel/sched_ext/state";
-
 /// What is built once per test program: the error, if it failed, is told by every test.
 static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 
@@ -93,15 +91,15 @@ pub fn number(value: &Value, pointer: &str) -> Result<f64> {
 
 /// Runs `test` under a scheduler, which must still be the same one afterwards, and end well.
 ///
-/// The kernel counts how often a scheduler was enabled since boot; were it higher than before, the
+/// The kernel counts how often a scheduler was enabled since boot; were that more than once, the
 /// scheduler would have been thrown out or have restarted in between.
 pub fn under<T>(
     guest: &mut Guest,
     command: &str,
     test: impl FnOnce(&mut Guest) -> Result<T>,
 ) -> Result<T> {
-    guest.start_scheduler(&words(command))?;
     let before = enablings(guest)?;
+    guest.start_scheduler(&words(command))?;
     let outcome = test(guest);
     // A guest that hangs cannot be asked; then what the test found is all there is to tell.
     let died = match (guest.scheduler_died(), &outcome) {
@@ -119,8 +117,8 @@ pub fn under<T>(
     let outcome = outcome?;
     let after = enablings(guest)?;
     ensure!(
-        before == after,
-        "`{command}` was restarted: enabled {before} times before, {after} after"
+        after == before + 1,
+        "`{command}` was restarted: enabled {before} times before it started, {after} after"
     );
     let exit = guest.stop_scheduler()?;
     ensure!(
@@ -130,11 +128,10 @@ pub fn under<T>(
     Ok(outcome)
 }
 
-fn enablings(guest: &mut Guest) -> Result<String> {
-    shell(
-        guest,
-        &format!("cat {STATE} /sys/kernel/sched_ext/enable_seq"),
-    )
+fn enablings(guest: &mut Guest) -> Result<u64> {
+    let text = shell(guest, "cat /sys/kernel/sched_ext/enable_seq")?;
+    let count = text.trim().parse();
+    count.with_context(|| format!("not a number of times: {text:?}"))
 }
 
 /// scx_magpie's counters since it started.

@@ -283,6 +283,9 @@ void BPF_STRUCT_OPS(magpie_enable, struct task_struct *p)
 	ts->charged = p->se.sum_exec_runtime;
 }
 
+/* The kernel lets a new CPU dispatch only some microseconds after it has told us. */
+#define ONLINE_DELAY_NS 10000000
+
 /*
  * With these two the kernel does not end the scheduler on CPU hotplug. The
  * topology covers every possible CPU, so little is to be done when one comes.
@@ -291,7 +294,7 @@ void BPF_STRUCT_OPS(magpie_cpu_online, s32 cpu)
 {
 	state_of(cpu)->is_online = 1;
 	if (preferred_enabled)
-		apply_soon();
+		apply_after(ONLINE_DELAY_NS);
 }
 
 /*
@@ -315,13 +318,14 @@ void BPF_STRUCT_OPS(magpie_cpu_offline, s32 cpu)
 {
 	struct task_struct *p;
 
+	/* First, so that redirect() sends nothing here any more. */
+	WRITE_ONCE(state_of(cpu)->is_online, 0);
 	bpf_for_each(scx_dsq, p, cpu, 0)
 		scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, SCX_DSQ_LOCAL_ON | cpu, 0);
 
 	set_overloaded(cpu, false);
-	state_of(cpu)->is_online = 0;
 	if (preferred_enabled)
-		apply_soon();
+		apply_after(0);
 }
 
 static void find_online_cpus(void)

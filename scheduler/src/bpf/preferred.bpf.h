@@ -45,6 +45,7 @@ const volatile u16 core_at_rank[MAX_CPUS];
 
 extern unsigned long CONFIG_HZ __kconfig;
 extern struct kernel_cpustat kernel_cpustat __ksym;
+extern struct cpuhp_cpu_state cpuhp_state __ksym;
 
 /* Settings that user space may change while the scheduler runs. */
 struct preferred_settings preferred_settings = {
@@ -91,6 +92,19 @@ static __always_inline bool is_preferred(s32 cpu)
 	return !is_restricted() || preferred_bits[index / 64] & (1ULL << (index % 64));
 }
 
+/*
+ * Online, and not on its way offline. The kernel tells us of that only in the middle:
+ * before, the CPU dispatches nothing any more and waits for RCU, whose thread must not
+ * wait in that CPU's queue.
+ */
+static __always_inline bool is_usable(s32 cpu)
+{
+	struct cpuhp_cpu_state *hotplug = bpf_per_cpu_ptr(&cpuhp_state, cpu);
+
+	return state_of(cpu)->is_online && hotplug &&
+	       hotplug->target >= bpf_core_enum_value(enum cpuhp_state, CPUHP_AP_ACTIVE);
+}
+
 /* May this task run on a preferred CPU? */
 static __always_inline bool has_preferred(const struct task_struct *p)
 {
@@ -126,7 +140,7 @@ static __always_inline s32 any_preferred(const struct task_struct *p)
 
 	/* One that has just gone offline may be in the mask until the next period. */
 	cpu = bpf_cpumask_any_and_distribute(p->cpus_ptr, (const struct cpumask *)mask);
-	return cpu < nr_cpus && state_of(cpu)->is_online ? (s32)cpu : -1;
+	return cpu < nr_cpus && is_usable(cpu) ? (s32)cpu : -1;
 }
 
 /*
@@ -236,7 +250,7 @@ static __always_inline bool is_core_online(u32 first, u32 size)
 	u32 i;
 
 	bpf_for(i, 0, size) {
-		if (state_of(place_to_cpu(first + i))->is_online) {
+		if (is_usable(place_to_cpu(first + i))) {
 			online = true;
 			break;
 		}
@@ -297,11 +311,11 @@ __noinline int apply_to_core(u32 rank, u32 cores)
 		if (cpu >= nr_cpus || cpu >= MAX_CPUS)
 			continue;
 
-		preferred = state_of(cpu)->is_online && (is_set ? is_requested(cpu) : is_within);
+		preferred = is_usable(cpu) && (is_set ? is_requested(cpu) : is_within);
 		set_preferred(cpu, preferred);
 		if (preferred)
 			preferred_sums.chosen++;
-		else if (state_of(cpu)->is_online)
+		else if (is_usable(cpu))
 			preferred_sums.withheld++;
 	}
 
@@ -333,6 +347,29 @@ static __always_inline void apply_preferred(u32 cores)
 	WRITE_ONCE(preferred_status.applied, preferred_status.applied + 1);
 }
 
+/*
+ * A task that was redirected to a CPU on its way offline arrived after
+ * ops.cpu_offline() had emptied the queue: thieves do not mind that its CPU is gone.
+ * One redirected to a CPU on its way online, whose vCPU the host then held back, was
+ * kicked for before the kernel let that CPU dispatch: it is kicked again.
+ */
+static __always_inline void rescue_redirected(s32 cpu)
+{
+	s32 here = bpf_get_smp_processor_id();
+	bool usable = is_usable(cpu);
+
+	if (!scx_bpf_dsq_nr_queued(cpu) || (usable && !state_of(cpu)->idle_since))
+		return;
+
+	count_event(state_of(here), EVENT_RESCUE, 1);
+	if (!usable) {
+		set_overloaded(cpu, true);
+		WRITE_ONCE(state_of(here)->must_search, 1);
+		cpu = here;
+	}
+	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+}
+
 /* Add what happened on an online CPU since the last period. */
 __noinline int observe_cpu(u32 cpu)
 {
@@ -340,7 +377,7 @@ __noinline int observe_cpu(u32 cpu)
 	struct kernel_cpustat *stat;
 	u64 busy_ns, since, steal_ns = 0;
 
-	if (!state->is_online)
+	if (!is_usable(cpu))
 		return 0;
 
 	preferred_sums.threads++;
@@ -402,21 +439,21 @@ static __always_inline void observe(struct governor_input *input, u64 elapsed)
 	input->given = (sums->busy - taken) * 100 / core_ns;
 }
 
-/* Look at settings and online CPUs now, and not only after the period. */
-static __always_inline int apply_soon(void)
+/* Look at settings and online CPUs soon, and not only after the period. */
+static __always_inline int apply_after(u64 delay_ns)
 {
 	struct monitor_timer *timer;
 	u32 key = 0;
 
 	timer = bpf_map_lookup_elem(&monitor_timers, &key);
-	return timer ? bpf_timer_start(&timer->timer, 0, 0) : -ENOENT;
+	return timer ? bpf_timer_start(&timer->timer, delay_ns, 0) : -ENOENT;
 }
 
 /* Called by user space after it has changed the settings. */
 SEC("syscall")
 int apply_settings(void *ctx)
 {
-	return apply_soon();
+	return apply_after(0);
 }
 
 static int monitor(void *map, int *key, struct monitor_timer *timer)
@@ -429,9 +466,12 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 	struct governor_input input = {};
 	u64 now = scx_bpf_now();
 	u32 before = governor.cores;
-	u32 cores;
+	u32 cpu, cores;
 
-	/* Early, see apply_soon(): too short a time to judge by. */
+	bpf_for(cpu, 0, nr_cpus)
+		rescue_redirected(cpu);
+
+	/* Early, see apply_after(): too short a time to judge by. */
 	if (now - preferred_status.last_period < preferred_settings.period_ns / 2) {
 		if (preferred_settings.mode != PREFERRED_AUTO)
 			governor.cores = nr_cores;
