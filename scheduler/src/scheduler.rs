@@ -166,9 +166,16 @@ impl<'a> Scheduler<'a> {
     /// socket cannot be made.
     pub fn attach(mut skel: BpfSkel<'a>) -> Result<Self> {
         let host = HostState::new(Path::new("/"))?;
+        // Before the kernel says that the scheduler is there, so that whoever waits for that can ask
+        // it at once.
+        let stats = StatsServer::new(stats::server_data())
+            .launch()
+            .context("serving statistics; use a system on which /var/run can be written")?;
         let link = match scx_ops_attach!(skel, magpie_ops) {
             Ok(link) => link,
             Err(error) => {
+                drop(stats);
+                let _ = fs::remove_file(STATS_SOCKET);
                 check::Host::default().check()?;
                 uei_report!(&skel, uei)?;
                 return Err(error.context(
@@ -176,9 +183,6 @@ impl<'a> Scheduler<'a> {
                 ));
             }
         };
-        let stats = StatsServer::new(stats::server_data())
-            .launch()
-            .context("serving statistics; use a system on which /var/run can be written")?;
         info!("scx_magpie is the scheduler now");
         let mut scheduler = Scheduler {
             skel,
