@@ -11,8 +11,12 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 
 ROUNDS ?= 7
 RELEASE := target/release
-BENCH := $(RELEASE)/magpie bench --in vm --machine tiny2 --sched eevdf,scx_magpie \
-	--workload hackbench --rounds $(ROUNDS) --json target/run.json
+BENCH := $(RELEASE)/magpie bench --in vm --sched eevdf,scx_magpie --workload hackbench \
+	--rounds $(ROUNDS)
+
+# Two CPUs of those that we may use: a host with more of them must be short of CPUs too.
+TWO_CPUS = $(shell taskset -cp $$$$ | grep -o '[0-9,-]*$$' | tr , '\n' | \
+	awk -F - '{for (cpu = $$1; cpu <= $$NF; cpu++) print cpu}' | head -2 | paste -sd,)
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -25,7 +29,11 @@ build: setup ## build everything, in release mode
 
 run: build ## show the scheduler at work on a real kernel, inside a virtual machine
 	@echo "Booting a stock kernel with sched_ext in a virtual machine; the host is not changed."
-	$(BENCH)
+	$(BENCH) --machine tiny2 --json target/run.json
+	@echo
+	@echo "A host that is short of CPUs: 8 virtual CPUs on 2 real ones (CPUs $(TWO_CPUS))."
+	taskset -c $(TWO_CPUS) $(BENCH) --machine flat8 --groups 1 --loops 50 \
+		--json target/run-overcommit.json
 
 test: setup ## run all tests
 	@scripts/test.sh

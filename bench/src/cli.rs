@@ -14,6 +14,7 @@ use crate::compare::{Gate, compare, parse_percent};
 use crate::place::{Host, Place, Vm};
 use crate::plot;
 use crate::progress::Progress;
+use crate::reference;
 use crate::report::{Report, write_atomically};
 use crate::runner::{self, Suite};
 use crate::table::{Style, render};
@@ -121,6 +122,9 @@ struct Measure {
     /// Write the table as Markdown, `-` for standard output
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
+    /// Put published results beside ours: a table of reference/
+    #[arg(long, value_name = "CSV")]
+    compare: Option<PathBuf>,
     /// Print what was counted in a run (mean of the rounds)
     #[arg(long, value_enum, default_value = "magpie", num_args = 0..=1, default_missing_value = "all")]
     show_counters: ShowCounters,
@@ -147,6 +151,9 @@ struct Show {
     /// As Markdown
     #[arg(long)]
     markdown: bool,
+    /// Put published results beside ours: a table of reference/
+    #[arg(long, value_name = "CSV")]
+    compare: Option<PathBuf>,
     /// Print what was counted in a run (mean of the rounds)
     #[arg(long, value_enum, default_value = "magpie", num_args = 0..=1, default_missing_value = "all")]
     show_counters: ShowCounters,
@@ -206,6 +213,10 @@ fn run_show(args: &Show) -> Result<u8> {
         render(&report, style),
         describe_counters(&report, args.show_counters)
     );
+    if let Some(path) = &args.compare {
+        let published = reference::load(path)?;
+        print!("\n{}", reference::render(&report, &published, style)?);
+    }
     Ok(0)
 }
 
@@ -217,6 +228,7 @@ fn run_measure(args: &Measure) -> Result<u8> {
     };
     // Everything that can be known to fail fails before a guest is booted or a file is written.
     let programs = find_programs(args, &mut suite)?;
+    let published = args.compare.as_deref().map(reference::load).transpose()?;
     interrupt::listen()?;
     let progress = Progress::new(suite.runs(), suite.rounds, args.json.as_deref());
     let mut place = open_place(args, &suite, programs)?;
@@ -226,6 +238,9 @@ fn run_measure(args: &Measure) -> Result<u8> {
     let ran = suite.run(place.as_mut(), &mut report, &mut watcher);
     watcher.finish();
     print_results(args, &report)?;
+    if let Some(published) = published.filter(|_| ran.is_ok()) {
+        println!("{}", reference::render(&report, &published, Style::Text)?);
+    }
     match ran {
         Err(_) if interrupt::is_requested() => {
             eprintln!("magpie bench: interrupted; what was measured until then is kept");

@@ -10,6 +10,7 @@
 //!                        report  ---------------> JSON file (raw samples)
 //!                          |
 //!              stats --> table, compare, plot     text, Markdown, exit code, SVG
+//!                          + reference            published results beside ours
 //! ```
 //!
 //! The report keeps raw samples; every average and verdict is computed from them by `stats`.
@@ -23,6 +24,7 @@ pub mod interrupt;
 pub mod place;
 pub mod plot;
 pub mod progress;
+pub mod reference;
 pub mod report;
 pub mod runner;
 pub mod stats;

@@ -68,10 +68,7 @@ pub fn render(report: &Report, style: Style) -> String {
                 .filter(|(name, _)| name == workload)
                 .map(|test| line(report, test, &schedulers)),
         );
-        match style {
-            Style::Text => write_text(&mut text, &lines),
-            Style::Markdown => write_markdown(&mut text, &lines),
-        }
+        write_lines(&mut text, &lines, style);
         text.push('\n');
     }
     if !workloads.is_empty() {
@@ -146,6 +143,14 @@ fn significant(value: f64) -> String {
     };
     let decimals = (3 - magnitude).clamp(0, 9) as usize;
     format!("{value:.decimals$}")
+}
+
+/// Writes lines of cells, the first of them a header.
+pub fn write_lines(text: &mut String, lines: &[Vec<String>], style: Style) {
+    match style {
+        Style::Text => write_text(text, lines),
+        Style::Markdown => write_markdown(text, lines),
+    }
 }
 
 fn write_text(text: &mut String, lines: &[Vec<String>]) {

@@ -1,0 +1,316 @@
+//! Published results beside ours: `--compare reference/FILE.csv`.
+//!
+//! The published tables were posted in different shapes; each is reduced to what can be put beside
+//! another machine's figures: how much better a variant was than the kernel of its time, in percent.
+//! Absolute times of other people's machines say nothing about ours.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::report::{BASELINE, Report};
+use crate::table::{Style, relate, write_lines};
+
+/// One published figure.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Published {
+    /// As it was posted; its first word is compared with our workload's name.
+    pub workload: String,
+    /// hackbench groups and the like, where the workload has them.
+    pub size: Option<u32>,
+    /// What was measured against the baseline: `new`, `patch`, `push_only`.
+    pub variant: String,
+    /// Percent by which it was better than the baseline; negative is worse.
+    pub improvement: f64,
+}
+
+/// Reads one of the files in `reference/`.
+///
+/// # Errors
+/// When the file cannot be read, its columns are of none of the known shapes, or a number is none.
+pub fn load(path: &Path) -> Result<Vec<Published>> {
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    parse(&text).with_context(|| format!("{} is not a table of published results", path.display()))
+}
+
+/// A table as rows of named values.
+struct Table {
+    headers: csv::StringRecord,
+    rows: Vec<csv::StringRecord>,
+}
+
+impl Table {
+    fn get<'a>(&self, row: &'a csv::StringRecord, column: &str) -> Result<&'a str> {
+        let index = self.headers.iter().position(|header| header == column);
+        index
+            .and_then(|index| row.get(index))
+            .with_context(|| format!("there is no column {column}"))
+    }
+
+    fn number(&self, row: &csv::StringRecord, column: &str) -> Result<f64> {
+        let text = self.get(row, column)?.trim_end_matches('%');
+        let number: Result<f64, _> = text.parse();
+        number.with_context(|| format!("{column} is {text:?}, which is not a number"))
+    }
+}
+
+fn parse(text: &str) -> Result<Vec<Published>> {
+    let mut reader = csv::Reader::from_reader(text.as_bytes());
+    let table = Table {
+        headers: reader.headers()?.clone(),
+        rows: reader.records().collect::<Result<_, _>>()?,
+    };
+    let has = |column: &str| table.headers.iter().any(|header| header == column);
+    let read = if has("groups") && has("time_s") {
+        read_times
+    } else if has("relative") {
+        read_relative
+    } else if has("improvement_pct") {
+        read_improvements
+    } else if has("with_series") {
+        read_series
+    } else {
+        bail!("its columns are {:?}", table.headers);
+    };
+    table
+        .rows
+        .iter()
+        .map(|row| read(&table, row))
+        .filter_map(Result::transpose)
+        .collect()
+}
+
+fn improvement(better: &str, normalized: f64) -> Result<f64> {
+    Ok(100.0
+        * match better {
+            "lower" => 1.0 - normalized,
+            "higher" => normalized - 1.0,
+            _ => bail!("better is {better:?}, neither lower nor higher"),
+        })
+}
+
+/// The first number in a text such as `4-groups`.
+fn size_in(text: &str) -> Option<u32> {
+    text.split(|c: char| !c.is_ascii_digit())
+        .find(|digits| !digits.is_empty())?
+        .parse()
+        .ok()
+}
+
+/// Seconds of hackbench, by groups, under a baseline and a new kernel.
+fn read_times(table: &Table, row: &csv::StringRecord) -> Result<Option<Published>> {
+    let variant = table.get(row, "kernel")?;
+    if variant == "baseline" {
+        return Ok(None);
+    }
+    let groups = table.get(row, "groups")?;
+    let base = table
+        .rows
+        .iter()
+        .find(|base| {
+            table.get(base, "kernel").ok() == Some("baseline")
+                && table.get(base, "groups").ok() == Some(groups)
+        })
+        .with_context(|| format!("no baseline for {groups} groups"))?;
+    let normalized = table.number(row, "time_s")? / table.number(base, "time_s")?;
+    Ok(Some(Published {
+        workload: "hackbench".into(),
+        size: size_in(groups),
+        variant: variant.into(),
+        improvement: improvement("lower", normalized)?,
+    }))
+}
+
+/// Percentages of the baseline's aggregate.
+fn read_relative(table: &Table, row: &csv::StringRecord) -> Result<Option<Published>> {
+    let variant = table.get(row, "variant")?;
+    if variant == BASELINE {
+        return Ok(None);
+    }
+    let normalized = table.number(row, "relative")? / 100.0;
+    Ok(Some(Published {
+        workload: table.get(row, "workload")?.into(),
+        size: None,
+        variant: variant.into(),
+        improvement: improvement(table.get(row, "better")?, normalized)?,
+    }))
+}
+
+/// The kernel list's own form, normalized to `tip`.
+fn read_improvements(table: &Table, row: &csv::StringRecord) -> Result<Option<Published>> {
+    let variant = table.get(row, "variant")?;
+    if variant == "tip" {
+        return Ok(None);
+    }
+    Ok(Some(Published {
+        workload: table.get(row, "test")?.into(),
+        size: size_in(table.get(row, "case")?),
+        variant: variant.into(),
+        improvement: table.number(row, "improvement_pct")?,
+    }))
+}
+
+/// Relative throughput of virtual machines, with and without the series.
+fn read_series(table: &Table, row: &csv::StringRecord) -> Result<Option<Published>> {
+    let normalized = table.number(row, "with_series")? / table.number(row, "baseline")?;
+    Ok(Some(Published {
+        workload: table.get(row, "workload")?.into(),
+        size: size_in(table.get(row, "case")?),
+        variant: format!("{} {}", table.get(row, "vm")?, table.get(row, "setting")?),
+        improvement: improvement(table.get(row, "better")?, normalized)?,
+    }))
+}
+
+/// Our improvements over EEVDF beside the published ones, for all tests that both have.
+///
+/// # Errors
+/// When they have no test in common.
+pub fn render(report: &Report, published: &[Published], style: Style) -> Result<String> {
+    let matching = |(workload, case): (&str, &str)| -> Vec<&Published> {
+        published
+            .iter()
+            .filter(|row| row.workload.split(' ').next() == Some(workload))
+            .filter(|row| row.size.is_none() || row.size == size_in(case))
+            .collect()
+    };
+    let tests: Vec<_> = report
+        .tests()
+        .into_iter()
+        .filter(|test| !matching(*test).is_empty())
+        .collect();
+    ensure!(
+        !tests.is_empty(),
+        "the published table has none of the tests that were measured; it has {}",
+        names(published)
+    );
+    let mut variants: Vec<&str> = Vec::new();
+    for row in tests.iter().flat_map(|test| matching(*test)) {
+        if !variants.contains(&row.variant.as_str()) {
+            variants.push(&row.variant);
+        }
+    }
+    let schedulers: Vec<&str> = report
+        .schedulers()
+        .into_iter()
+        .filter(|scheduler| *scheduler != BASELINE)
+        .collect();
+
+    let mut header = vec!["improvement".to_string()];
+    header.extend(
+        variants
+            .iter()
+            .map(|variant| format!("published: {variant}")),
+    );
+    header.extend(
+        schedulers
+            .iter()
+            .map(|scheduler| format!("here: {scheduler}")),
+    );
+    let mut lines = vec![header];
+    for test in tests {
+        let rows = matching(test);
+        let mut line = vec![format!("{} {}", test.0, test.1)];
+        line.extend(variants.iter().map(|variant| {
+            let row = rows.iter().find(|row| row.variant == *variant);
+            row.map_or("-".into(), |row| format!("{:+.1} %", row.improvement))
+        }));
+        line.extend(schedulers.iter().map(|scheduler| {
+            let relation = report
+                .row(test, BASELINE)
+                .zip(report.row(test, scheduler))
+                .and_then(|(base, row)| relate(base, row));
+            relation.map_or("-".into(), |relation| {
+                format!("{:+.1} %", relation.improvement)
+            })
+        }));
+        lines.push(line);
+    }
+    let mut text = String::new();
+    write_lines(&mut text, &lines, style);
+    let _ = writeln!(
+        text,
+        "percent better than the kernel's own scheduler, published against the kernel of its time"
+    );
+    Ok(text)
+}
+
+fn names(published: &[Published]) -> String {
+    let mut names: Vec<&str> = published.iter().map(|row| row.workload.as_str()).collect();
+    names.dedup();
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::report_of;
+
+    fn reference(name: &str) -> Vec<Published> {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../reference");
+        load(&Path::new(folder).join(name)).unwrap()
+    }
+
+    fn find<'a>(rows: &'a [Published], workload: &str, variant: &str) -> &'a Published {
+        rows.iter()
+            .find(|row| row.workload == workload && row.variant == variant)
+            .unwrap()
+    }
+
+    #[test]
+    fn every_shape_of_published_table_is_read() {
+        let steal = reference("steal-hackbench-xeon8380.csv");
+        let first = &steal[0];
+        assert_eq!((first.size, first.variant.as_str()), (Some(1), "new"));
+        // 2.182 s became 2.229 s.
+        assert!((first.improvement + 2.15).abs() < 0.01, "{first:?}");
+
+        let wakeup = reference("wakeup-threadripper3970x.csv");
+        let row = find(&wakeup, "pogocache million ops/sec", "patch");
+        assert!((row.improvement - 8.0).abs() < 0.01, "{row:?}");
+
+        let push = reference("push-epyc-2x64c.csv");
+        let row = find(&push, "hackbench", "push_only");
+        assert_eq!((row.size, row.improvement), (Some(1), -1.10));
+
+        let preferred = reference("preferred-powervm.csv");
+        let row = find(&preferred, "daytrader", "VM1 default knobs");
+        assert!((row.improvement - 30.0).abs() < 0.01, "{row:?}");
+    }
+
+    #[test]
+    fn ours_stand_beside_the_published_ones() {
+        let report = report_of(&[("eevdf", &[1.0; 4]), ("scx_magpie", &[0.9; 4])]);
+        let rows = reference("steal-hackbench-xeon8380.csv");
+        let text = render(&report, &rows, Style::Text).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert!(
+            lines[0].contains("published: new  here: scx_magpie"),
+            "{text}"
+        );
+        assert!(
+            lines[1].contains("-2.2 %") && lines[1].ends_with("+10.0 %"),
+            "{text}"
+        );
+
+        let wakeup = reference("wakeup-threadripper3970x.csv");
+        let error = render(&report, &wakeup, Style::Text).unwrap_err();
+        assert!(error.to_string().contains("pogocache"), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_table_of_results_is_refused() {
+        assert!(parse("a,b\n1,2\n").is_err());
+        let error = parse("kernel,groups,time_s\nbaseline,1,2\nnew,1,fast\n").unwrap_err();
+        assert!(format!("{error:#}").contains("time_s"), "{error:#}");
+        assert!(parse("kernel,groups,time_s\nnew,1,2\n").is_err());
+    }
+
+    #[test]
+    fn better_is_named() {
+        assert!(improvement("faster", 1.0).is_err());
+        assert_eq!(improvement("lower", 0.5).unwrap(), 50.0);
+    }
+}
