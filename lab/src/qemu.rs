@@ -62,6 +62,7 @@ pub struct Qemu {
     folder: TempDir,
     agent: UnixListener,
     monitor: UnixListener,
+    vcpu_threads: Option<Vec<u32>>,
 }
 
 /// QEMUs of this process and their folders, for [`abandon_all`].
@@ -140,6 +141,7 @@ impl Qemu {
             folder,
             agent,
             monitor,
+            vcpu_threads: None,
         })
     }
 
@@ -210,7 +212,11 @@ impl Qemu {
     }
 
     /// Host thread ids of the vCPUs, in Linux's order of CPUs.
-    pub fn vcpu_threads(&self) -> Result<Vec<u32>> {
+    pub fn vcpu_threads(&mut self) -> Result<Vec<u32>> {
+        // QEMU connects to us once, and the threads stay the same.
+        if let Some(known) = &self.vcpu_threads {
+            return Ok(known.clone());
+        }
         let answer = self
             .ask_monitor("query-cpus-fast")
             .context("ask QEMU for its vCPU threads")?;
@@ -226,7 +232,9 @@ impl Qemu {
             threads.push((place, thread as u32));
         }
         threads.sort_unstable();
-        Ok(threads.into_iter().map(|(_, thread)| thread).collect())
+        let threads: Vec<u32> = threads.into_iter().map(|(_, thread)| thread).collect();
+        self.vcpu_threads = Some(threads.clone());
+        Ok(threads)
     }
 
     fn ask_monitor(&self, command: &str) -> Result<Value> {

@@ -12,6 +12,7 @@
 //! | `topology.rs` | where each CPU is, in the form the BPF side searches |
 //! | `scheduler.rs` | the life of the BPF object |
 //! | `stats.rs` | what it did, as numbers and as sentences |
+//! | `cpus.rs` | what each CPU has learned about itself |
 //! | `preferred.rs` | preferred CPUs: words for them, and their status |
 //! | `preferred_bpf.rs` | their settings and status in the kernel |
 //! | `virtual_machine.rs` | whether there is a host that can be short of CPUs |
@@ -24,6 +25,7 @@ mod bpf_intf;
 mod bpf_skel;
 mod check;
 mod cpu_set;
+mod cpus;
 mod host_state;
 mod interrupts;
 mod irqbalance;
@@ -104,6 +106,14 @@ fn run() -> Result<()> {
 fn act(action: Action) -> Result<()> {
     match action {
         Action::Preferred { change, json } => tell_preferred(&change.into(), json),
+        Action::Cpus { json } => {
+            let status = stats::cpus()?;
+            if json {
+                println!("{}", serde_json::to_string(&status)?);
+                return Ok(());
+            }
+            Ok(status.tell(&mut io::stdout())?)
+        }
         Action::Restore => {
             start_logging(false)?;
             host_state::recover(&Host::default().root).map(|_| ())

@@ -196,6 +196,15 @@ pub enum Action {
         #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
         json: Option<PathBuf>,
     },
+    /// Show what each CPU of the running scx_magpie has learned: how long it idles, what searches cost
+    ///
+    /// A CPU looks for work beyond its last-level cache only if it idles for longer
+    /// than such a search has cost it so far.
+    Cpus {
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
     /// Put interrupts and workqueues back where they were before a scx_magpie that was killed
     ///
     /// The next start does the same. Does nothing where there is nothing to restore.

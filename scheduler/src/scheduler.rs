@@ -24,6 +24,7 @@ use scx_utils::{uei_exited, uei_report};
 use crate::bpf_skel::{BpfSkel, BpfSkelBuilder, types};
 use crate::check;
 use crate::cpu_set::CpuSet;
+use crate::cpus::{CpuStatus, CpusStatus};
 use crate::host_state::HostState;
 use crate::libbpf_log;
 use crate::options::Settings;
@@ -236,6 +237,7 @@ impl<'a> Scheduler<'a> {
                 let status = self.preferred(&change);
                 Answer::Preferred(status.map_err(|error| format!("{error:#}")))
             }
+            Request::Cpus => Answer::Cpus(self.cpus()),
         }
     }
 
@@ -299,6 +301,25 @@ impl<'a> Scheduler<'a> {
     }
 
     /// The counters of all CPUs together, since the start.
+    /// What the CPUs that can be used have learned.
+    fn cpus(&self) -> CpusStatus {
+        let Some(bss) = self.skel.maps.bss_data.as_ref() else {
+            return CpusStatus::default();
+        };
+        // SAFETY: see metrics().
+        let read = |word: &u64| unsafe { ptr::read_volatile(word) };
+        let states = bss.cpu_states.iter().enumerate();
+        let cpus = states
+            .filter(|(_, state)| state.is_online != 0)
+            .map(|(number, state)| {
+                let status =
+                    CpuStatus::new(read(&state.avg_idle), state.steal_cost.each_ref().map(read));
+                (number, status)
+            })
+            .collect();
+        CpusStatus { cpus }
+    }
+
     fn metrics(&self) -> Metrics {
         let mut sums = [0u64; NR_EVENTS];
         let Some(bss) = self.skel.maps.bss_data.as_ref() else {

@@ -2,10 +2,11 @@
 //!
 //! The BPF side counts events per CPU; [`Metrics`] has one field for each event,
 //! summed over the CPUs. They are served over scx_stats, the protocol of the
-//! other sched_ext schedulers, so scxtop and the usual tools read them. Three
+//! other sched_ext schedulers, so scxtop and the usual tools read them. Four
 //! things can be asked for: `top`, what happened since this client asked last;
 //! `totals`, what happened since the scheduler started; `preferred`, which CPUs
-//! are preferred, after a change if the request carries one.
+//! are preferred, after a change if the request carries one; `cpus`, what each CPU
+//! has learned.
 //!
 //! A new event needs one line in [`metrics!`]; the build fails until it is there.
 
@@ -21,6 +22,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::bpf_intf;
+use crate::cpus::{CpuStatus, CpusStatus};
 use crate::preferred::{Change, PreferredStatus};
 
 /// Events the BPF side counts.
@@ -133,6 +135,8 @@ pub enum Request {
     Totals,
     /// A change, possibly an empty one, and what is preferred after it.
     Preferred(Change),
+    /// What each CPU has learned.
+    Cpus,
 }
 
 /// What that thread answers.
@@ -142,6 +146,8 @@ pub enum Answer {
     Totals(Metrics),
     /// To [`Request::Preferred`]; or why it cannot be done.
     Preferred(Result<PreferredStatus, String>),
+    /// To [`Request::Cpus`].
+    Cpus(CpusStatus),
 }
 
 type Channels<'a> = (&'a Sender<Request>, &'a Receiver<Answer>);
@@ -151,6 +157,14 @@ fn ask_totals((request, answer): Channels) -> Result<Metrics> {
     match answer.recv()? {
         Answer::Totals(metrics) => Ok(metrics),
         other => bail!("asked for the counters, got {other:?}"),
+    }
+}
+
+fn ask_cpus((request, answer): Channels) -> Result<CpusStatus> {
+    request.send(Request::Cpus)?;
+    match answer.recv()? {
+        Answer::Cpus(status) => Ok(status),
+        other => bail!("asked for what CPUs have learned, got {other:?}"),
     }
 }
 
@@ -171,7 +185,7 @@ fn refuse(reason: String) -> anyhow::Error {
     anyhow::anyhow!("{REFUSAL}{reason}{REFUSAL}")
 }
 
-/// What the server offers: `top`, `totals` and `preferred`.
+/// What the server offers: `top`, `totals`, `preferred` and `cpus`.
 pub fn server_data() -> StatsServerData<Request, Answer> {
     let open_top: Box<dyn StatsOpener<Request, Answer>> = Box::new(|channels| {
         let mut earlier = ask_totals(channels)?;
@@ -187,10 +201,14 @@ pub fn server_data() -> StatsServerData<Request, Answer> {
         Box::new(|_, channels| ask_totals(channels)?.to_json());
     let read_preferred: Box<dyn StatsReaderSend<Request, Answer>> =
         Box::new(|arguments, channels| ask_preferred(arguments, channels)?.to_json());
+    let read_cpus: Box<dyn StatsReaderSend<Request, Answer>> =
+        Box::new(|_, channels| ask_cpus(channels)?.to_json());
 
     StatsServerData::new()
         .add_meta(Metrics::meta())
         .add_meta(PreferredStatus::meta())
+        .add_meta(CpuStatus::meta())
+        .add_meta(CpusStatus::meta())
         .add_ops(
             "top",
             StatsOps {
@@ -200,6 +218,7 @@ pub fn server_data() -> StatsServerData<Request, Answer> {
         )
         .add_stats("totals", read_totals)
         .add_stats("preferred", read_preferred)
+        .add_stats("cpus", read_cpus)
 }
 
 /// Explains everything that can be asked for.
@@ -207,7 +226,7 @@ pub fn server_data() -> StatsServerData<Request, Answer> {
 /// # Errors
 /// When the output cannot be written.
 pub fn explain<W: Write>(output: &mut W) -> Result<()> {
-    server_data().describe_meta(output, Some(&["Metrics", "PreferredStatus"]))
+    server_data().describe_meta(output, Some(&["Metrics", "PreferredStatus", "CpusStatus"]))
 }
 
 /// Prints what the running scheduler does, for as long as `interval` repeats and
@@ -239,6 +258,14 @@ pub fn totals() -> Result<String> {
 /// When no scx_magpie runs, or it refuses the change, with its reason.
 pub fn preferred(change: &Change) -> Result<PreferredStatus> {
     ask_running("preferred", change.to_arguments())
+}
+
+/// What each CPU of the running scheduler has learned.
+///
+/// # Errors
+/// When no scx_magpie runs, or it does not answer in time.
+pub fn cpus() -> Result<CpusStatus> {
+    ask_running("cpus", Vec::new())
 }
 
 fn ask_running<T: DeserializeOwned>(
@@ -336,10 +363,18 @@ mod tests {
         let mut text = Vec::new();
         explain(&mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
-        let status = serde_json::to_value(PreferredStatus::default()).unwrap();
+        let fields: usize = [
+            serde_json::to_value(Metrics::default()),
+            serde_json::to_value(PreferredStatus::default()),
+            serde_json::to_value(CpuStatus::default()),
+            serde_json::to_value(CpusStatus::default()),
+        ]
+        .map(|status| status.unwrap().as_object().unwrap().len())
+        .iter()
+        .sum();
         assert_eq!(
             text.lines().filter(|line| line.contains(" : ")).count(),
-            NR_EVENTS + status.as_object().unwrap().len(),
+            fields,
             "{text}"
         );
     }
@@ -362,6 +397,7 @@ mod tests {
                         Answer::Totals(Metrics::from_events(&events))
                     }
                     Request::Preferred(change) => Answer::Preferred(Err(format!("{change:?}"))),
+                    Request::Cpus => Answer::Cpus(CpusStatus::default()),
                 };
                 if answer.send(said).is_err() {
                     break;

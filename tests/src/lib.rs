@@ -4,6 +4,7 @@
 //! each other down until time limits are missed, which would say nothing about what is tested.
 //! What the scheduler's tests share on top of that is in [`scheduler`].
 
+pub mod limit;
 pub mod scheduler;
 
 use anyhow::{Context, Result, ensure};

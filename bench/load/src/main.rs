@@ -6,6 +6,7 @@
 mod churn;
 mod cpus;
 mod hogs;
+mod idle_periods;
 mod idle_watch;
 mod latency;
 mod pipe;
@@ -37,6 +38,7 @@ enum Load {
     Programs(programs::Args),
     Spread(spread::Args),
     Churn(churn::Args),
+    IdlePeriods(idle_periods::Args),
     IdleWatch(idle_watch::Args),
 }
 
@@ -69,6 +71,7 @@ fn run(load: Load) -> Result<bool> {
         Load::Programs(args) => (programs::run(&args)?, args.json),
         Load::Spread(args) => (spread::run(&args)?, args.json),
         Load::Churn(args) => (churn::run(&args)?, args.json),
+        Load::IdlePeriods(args) => (idle_periods::run(&args)?, args.json),
         Load::IdleWatch(args) => (idle_watch::run(&args)?, args.json),
     };
     if json {

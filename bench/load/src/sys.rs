@@ -154,6 +154,19 @@ impl Child {
         ended.map(|_| ())
     }
 
+    /// The same without sleeping, so that this CPU stays busy.
+    pub fn wait_busily(self) -> Result<()> {
+        use nix::sys::wait::{WaitPidFlag, WaitStatus};
+        let ended = loop {
+            match waitpid(self.0, Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::StillAlive) => std::hint::spin_loop(),
+                ended => break ended.context("wait for a load process"),
+            }
+        };
+        std::mem::forget(self);
+        ended.map(|_| ())
+    }
+
     /// The process id.
     pub fn pid(&self) -> i32 {
         self.0.as_raw()

@@ -7,10 +7,10 @@
 //! under the given one, so that a number can be judged against another from the same machine.
 
 mod analysis;
-mod event;
+pub mod event;
 mod selftest;
 mod stress;
-mod trace;
+pub mod trace;
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

@@ -1,0 +1,114 @@
+//! Holds a guest's vCPUs back to a known share of a CPU each, as a host does that is short of CPUs.
+
+use anyhow::{Context, Result, ensure};
+use magpie_lab::Guest;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+const PERIOD_US: u64 = 100_000;
+
+/// A limit; gone when dropped.
+pub enum Limit {
+    /// A group with a quota for each vCPU, and where their threads came from.
+    Quota(Vec<(PathBuf, u32)>, PathBuf),
+    /// Where cgroups cannot be made: QEMU is stopped and continued, all of it.
+    Signals(Arc<AtomicBool>, Option<JoinHandle<()>>),
+}
+
+impl Limit {
+    /// Limits each vCPU to `percent` of a CPU.
+    pub fn new(guest: &mut Guest, percent: u64) -> Result<Self> {
+        ensure!((1..=100).contains(&percent), "{percent} % cannot be given");
+        match cpu_controller() {
+            Some(root) => Self::quota(guest, percent, root),
+            None => Ok(Self::signals(guest.qemu_pid(), percent)),
+        }
+    }
+
+    fn quota(guest: &mut Guest, percent: u64, root: PathBuf) -> Result<Self> {
+        let mut groups = Vec::new();
+        for thread in guest.qemu_threads()? {
+            let group = root.join(format!("magpie-tests-{thread}"));
+            let write = |file: &str, text: String| {
+                let file = group.join(file);
+                std::fs::write(&file, text).with_context(|| format!("write {}", file.display()))
+            };
+            std::fs::create_dir(&group).with_context(|| format!("make {}", group.display()))?;
+            groups.push((group.clone(), thread));
+            write("cpu.cfs_period_us", PERIOD_US.to_string())?;
+            write("cpu.cfs_quota_us", (PERIOD_US * percent / 100).to_string())?;
+            write("tasks", thread.to_string())?;
+        }
+        Ok(Limit::Quota(groups, root))
+    }
+
+    fn signals(pid: u32, percent: u64) -> Self {
+        let ended = Arc::new(AtomicBool::new(false));
+        let end = Arc::clone(&ended);
+        let pid = Pid::from_raw(pid.cast_signed());
+        let on = Duration::from_micros(PERIOD_US * percent / 100);
+        let off = Duration::from_micros(PERIOD_US) - on;
+        let thread = std::thread::spawn(move || {
+            // A QEMU that is gone needs no limit.
+            while !end.load(Ordering::Relaxed) && kill(pid, Signal::SIGSTOP).is_ok() {
+                std::thread::sleep(off);
+                let _ = kill(pid, Signal::SIGCONT);
+                std::thread::sleep(on);
+            }
+        });
+        Limit::Signals(ended, Some(thread))
+    }
+}
+
+/// A mounted cgroup v1 hierarchy with the CPU controller in which groups can be made.
+fn cpu_controller() -> Option<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
+    let root = mounts.lines().find_map(|line| {
+        let mut words = line.split(' ');
+        let (folder, kind, options) = (words.nth(1)?, words.next()?, words.next()?);
+        let is_cpu = kind == "cgroup" && options.split(',').any(|option| option == "cpu");
+        is_cpu.then(|| PathBuf::from(folder))
+    })?;
+    let probe = root.join(format!("magpie-tests-probe-{}", std::process::id()));
+    std::fs::create_dir(&probe).ok()?;
+    let has_quota = probe.join("cpu.cfs_quota_us").is_file();
+    std::fs::remove_dir(&probe).ok()?;
+    has_quota.then_some(root)
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Limit::Quota(..) => "a cgroup's quota for each",
+            Limit::Signals(..) => "stopping QEMU",
+        })
+    }
+}
+
+impl Drop for Limit {
+    fn drop(&mut self) {
+        match self {
+            Limit::Quota(groups, root) => {
+                for (group, thread) in groups {
+                    // A thread that has ended has left by itself.
+                    let _ = std::fs::write(root.join("tasks"), thread.to_string());
+                    if let Err(error) = std::fs::remove_dir(&*group) {
+                        eprintln!("could not remove {}: {error}", group.display());
+                    }
+                }
+            }
+            Limit::Signals(ended, thread) => {
+                ended.store(true, Ordering::Relaxed);
+                if let Some(thread) = thread.take() {
+                    let _ = thread.join();
+                }
+            }
+        }
+    }
+}

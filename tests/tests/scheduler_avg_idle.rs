@@ -1,0 +1,49 @@
+//! Mechanism 3: the average idle time is true, however an idle period ends.
+//!
+//! An exec ends none by itself: the kernel does not move tasks of sched_ext at exec. So there the
+//! fork before it does, as when a shell starts a program. A push ends as a steal does: the idle CPU is
+//! woken, and takes.
+
+use anyhow::{Context, Result, ensure};
+use magpie_tests::scheduler::{boot_for_magpie, json, number, under};
+
+/// Nothing else on CPU 3, not even the scheduler's own threads: each visit would end a period.
+const SCHEDULER: &str = "taskset -c 0 scx_magpie --preferred off";
+
+/// An average that moves by an eighth with each period is read often, to be averaged itself.
+const READ: &str = "for i in 1 2 3 4 5 6 7 8 9 10; do scx_magpie cpus --json; sleep 0.01; done";
+
+#[test]
+fn the_average_is_true_however_work_arrives() -> Result<()> {
+    let mut guest = boot_for_magpie("vt4", |_| {})?;
+    under(&mut guest, SCHEDULER, |guest| {
+        for (arrival, idle, count) in [
+            ("wakeup", 0.0004, 100),
+            ("wakeup", 0.0008, 100),
+            ("fork", 0.0003, 200),
+            ("exec", 0.0003, 2000),
+            ("steal", 0.0004, 100),
+            ("steal", 0.0007, 100),
+        ] {
+            let load = format!(
+                "taskset -c 0 magpie-load idle-periods --json --arrival {arrival} --idle {idle} \
+                 --count {count} --cpu 3 --from 1 --then '{READ}'"
+            );
+            let found = json(guest, &load)?;
+            let truth = number(&found, "/mean_us")?;
+            let observed = found["observed"].as_array().context("what was observed")?;
+            let mut sum = 0.0;
+            for status in observed {
+                sum += number(status, "/cpus/3/avg_idle_ns")? / 1e3;
+            }
+            let learned = sum / observed.len() as f64;
+            println!("{arrival}: idle for {truth:.1} us on average, learned {learned:.1} us");
+            ensure!(
+                (learned / truth - 1.0).abs() <= 0.1,
+                "{arrival}: idle for {truth} us on average, learned {learned} us"
+            );
+        }
+        Ok(())
+    })?;
+    guest.into_guest().shutdown()
+}
