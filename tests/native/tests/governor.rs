@@ -92,7 +92,8 @@ proptest! {
         }
     }
 
-    /// Above the upper threshold fewer, between the thresholds the same, below the lower not fewer.
+    /// Above the upper threshold fewer (but directly only if more than a quarter of the last core is
+    /// missing), between the thresholds the same, below the lower not fewer.
     #[test]
     fn the_thresholds_decide(
         kind in kinds(),
@@ -105,6 +106,9 @@ proptest! {
             let before = state.cores;
             let cores = next(&config(kind), &mut state, &input);
             match input.steal {
+                201.. if kind == Kind::Direct && (input.given + 25) / 100 >= before => {
+                    prop_assert_eq!(cores, before);
+                }
                 201.. => prop_assert!(cores < before || before == 1),
                 100..=200 => prop_assert_eq!(cores, before),
                 _ => prop_assert!(cores >= before),

@@ -7,8 +7,9 @@
  * from now on. No clock, no topology: which cores those are is for others.
  *
  *   step    one core less above `high`, one more below `low`, as published
- *   direct  above `high` at once down to what the host really gave; below `low`
- *           up by 1, 2, 4, ... while all cores in use are wanted
+ *   direct  above `high` at once down to what the host really gave, where three
+ *           quarters of a core count as one; below `low` up by 1, 2, 4, ... while
+ *           all cores in use are wanted
  *
  * Both probe: the only way to learn that the host has more to give is to ask for
  * it. A probe that was answered with steal time is a failure, and the wait before
@@ -34,6 +35,7 @@
 #include "portable.h"
 
 #define LONGEST_WAIT 64 /* periods between probes, at most */
+#define WORTH_KEEPING 25 /* 1/100 of a core that may be missing of the last one */
 
 enum governor_kind {
 	GOVERNOR_STEP,
@@ -74,7 +76,13 @@ static inline u32 governor_clamp(u32 cores, u32 most)
 static inline u32 governor_shrink(const struct governor_config *config,
 				  struct governor_state *state, const struct governor_input *input)
 {
-	u32 given = input->given / 100;
+	u32 given = (input->given + WORTH_KEEPING) / 100;
+
+	/* Giving one up would lose more than the host takes. */
+	if (config->kind == GOVERNOR_DIRECT && given >= state->cores) {
+		state->probing = false;
+		return state->cores;
+	}
 
 	if (state->probing) {
 		state->backoff *= 2;
