@@ -3,7 +3,7 @@
 //! Before 8.1 QEMU's translator could keep a block that it had translated while another vCPU was
 //! rewriting the code. Linux rewrites itself all the time (static keys: also when a scheduler is
 //! switched), and a guest that runs into the leftover dies of "Oops: int3". Seen with QEMU 7.2 of
-//! Debian 12: 2 of 10 boots on a busy host. Such hosts get the QEMU of their release's backports,
+//! Debian 12: 2 of 8 boots on a busy host. Such hosts get the QEMU of their release's backports,
 //! in the lab's folder, without installing it.
 
 use crate::apt::{self, Apt};

@@ -8,7 +8,7 @@
  * asks for fewer CPUs when the host takes time away runs faster, and so do the
  * others.
  *
- *   timer, every period:
+ *   timer, every period (sooner when the host takes very much):
  *   time that the host took, of the preferred CPUs
  *        |
  *   governor (portable/governor.h): how many cores from now on
@@ -76,6 +76,14 @@ struct {
 	__type(key, u32);
 	__type(value, struct monitor_timer);
 } monitor_timers SEC(".maps");
+
+/*
+ * Looks in each period. When the host takes many times what is too much, the governor
+ * is asked at once: with the default period a load that comes all at once would
+ * otherwise thrash for a second.
+ */
+#define LOOKS 4
+#define ALARM 10 /* times preferred_settings.high */
 
 struct governor_state governor;
 
@@ -399,13 +407,27 @@ __noinline int observe_cpu(u32 cpu)
 		preferred_sums.steal += steal_ns - state->seen_steal_ns;
 	}
 
-	state->seen_busy_ns = busy_ns;
-	state->seen_late_ns = state->late_ns;
-	state->seen_steal_ns = steal_ns;
+	state->now_busy_ns = busy_ns;
+	state->now_late_ns = state->late_ns;
+	state->now_steal_ns = steal_ns;
 	if (steal_ns)
 		preferred_status.kernel_steal_ns = steal_ns;
 
 	return 0;
+}
+
+/* The next period begins with what was observed last. */
+static __always_inline void end_period(void)
+{
+	u32 cpu;
+
+	bpf_for(cpu, 0, nr_cpus) {
+		struct cpu_state *state = state_of(cpu);
+
+		state->seen_busy_ns = state->now_busy_ns;
+		state->seen_late_ns = state->now_late_ns;
+		state->seen_steal_ns = state->now_steal_ns;
+	}
 }
 
 static __always_inline u32 steal_source(void)
@@ -466,28 +488,39 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 	struct governor_input input = {};
 	u64 now = scx_bpf_now();
 	u32 before = governor.cores;
+	bool is_auto = preferred_settings.mode == PREFERRED_AUTO;
+	bool ended = false;
 	u32 cpu, cores;
+	u64 elapsed;
 
 	bpf_for(cpu, 0, nr_cpus)
 		rescue_redirected(cpu);
 
-	/* Early, see apply_after(): too short a time to judge by. */
-	if (now - preferred_status.last_period < preferred_settings.period_ns / 2) {
-		if (preferred_settings.mode != PREFERRED_AUTO)
+	elapsed = now - preferred_status.last_period;
+	bpf_timer_start(&timer->timer, preferred_settings.period_ns / LOOKS, 0);
+
+	/* Not if we are early, see apply_after(): too short a time to judge by. */
+	if (elapsed >= preferred_settings.period_ns / (2 * LOOKS)) {
+		observe(&input, elapsed);
+		ended = elapsed >= preferred_settings.period_ns * (2 * LOOKS - 1) / (2 * LOOKS) ||
+			(is_auto && input.steal >= ALARM * config.high);
+	}
+
+	if (!ended) {
+		if (!is_auto)
 			governor.cores = nr_cores;
 		apply_preferred(governor.cores);
-		bpf_timer_start(&timer->timer, preferred_settings.period_ns, 0);
 		return 0;
 	}
 
-	observe(&input, now - preferred_status.last_period);
+	end_period();
 	preferred_status.last_period = now;
 	preferred_status.steal = input.steal;
 	preferred_status.wanted = input.wanted;
 	preferred_status.given = input.given;
 	preferred_status.total = input.total;
 
-	if (preferred_settings.mode == PREFERRED_AUTO)
+	if (is_auto)
 		cores = governor_next(&config, &governor, &input);
 	else
 		cores = governor.cores = nr_cores;
@@ -496,8 +529,6 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 		preferred_status.changes++;
 	preferred_status.direction = cores < before ? -1 : cores > before;
 	apply_preferred(cores);
-
-	bpf_timer_start(&timer->timer, preferred_settings.period_ns, 0);
 	return 0;
 }
 
@@ -524,7 +555,7 @@ static __always_inline int start_monitor(void)
 
 	err = bpf_timer_init(&timer->timer, &monitor_timers, CLOCK_MONOTONIC);
 	err = err ?: bpf_timer_set_callback(&timer->timer, monitor);
-	return err ?: bpf_timer_start(&timer->timer, preferred_settings.period_ns, 0);
+	return err ?: bpf_timer_start(&timer->timer, preferred_settings.period_ns / LOOKS, 0);
 }
 
 #endif /* __MAGPIE_PREFERRED_BPF_H */

@@ -28,8 +28,8 @@ struct cpu_state {
 	u64 running_since; /* valid while preempt_key is set */
 
 	/*
-	 * Own CPU, but for must_search (whoever kicks it), seen_* (the monitor's
-	 * timer) and is_online (hotplug).
+	 * Own CPU, but for must_search (whoever kicks it), seen_* and now_* (the
+	 * monitor's timer) and is_online (hotplug).
 	 */
 	u64 idle_since __attribute__((aligned(64))); /* 0 while busy */
 	u64 search_began; /* stamp of the last search for work */
@@ -41,7 +41,8 @@ struct cpu_state {
 	u64 late_ns; /* sum of what ticks came late by */
 	u64 busy_since; /* 0 while idle */
 	u64 busy_ns; /* sum of complete busy periods */
-	u64 seen_late_ns, seen_busy_ns, seen_steal_ns; /* by the monitor */
+	u64 seen_late_ns, seen_busy_ns, seen_steal_ns; /* when the period began */
+	u64 now_late_ns, now_busy_ns, now_steal_ns; /* when the monitor last looked */
 	u32 is_online;
 	u32 must_search; /* kicked for work: do not gate the next search */
 
