@@ -3,8 +3,8 @@
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
-use magpie_tests::TestGuest;
 use magpie_tests::scheduler::{VT8, boot_for_magpie, counters, grown, json, shell, under, words};
+use magpie_tests::{TestGuest, despite_emulator};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -151,6 +151,12 @@ fn must_prefer(guest: &mut Guest, expected: &str) -> Result<()> {
 
 #[test]
 fn tasks_interrupts_and_workqueues_use_preferred_cpus_and_no_affinity_changes() -> Result<()> {
+    despite_emulator(
+        tasks_interrupts_and_workqueues_use_preferred_cpus_and_no_affinity_changes_once,
+    )
+}
+
+fn tasks_interrupts_and_workqueues_use_preferred_cpus_and_no_affinity_changes_once() -> Result<()> {
     let mut guest = boot_for_magpie(MACHINE, |_| {})?;
     start_hogs(&mut guest, "/tmp/hogs", 7, "")?;
     start_hogs(&mut guest, "/tmp/pinned", 1, "taskset -c 5")?;
@@ -229,6 +235,10 @@ fn tasks_interrupts_and_workqueues_use_preferred_cpus_and_no_affinity_changes() 
 
 #[test]
 fn preferred_cpus_may_go_offline() -> Result<()> {
+    despite_emulator(preferred_cpus_may_go_offline_once)
+}
+
+fn preferred_cpus_may_go_offline_once() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     start_hogs(&mut guest, "/tmp/hogs", 4, "")?;
     start_hogs(&mut guest, "/tmp/pinned", 1, "taskset -c 5")?;
@@ -264,6 +274,10 @@ fn kill(guest: &mut TestGuest) -> Result<()> {
 
 #[test]
 fn a_killed_scheduler_is_recovered_from() -> Result<()> {
+    despite_emulator(a_killed_scheduler_is_recovered_from_once)
+}
+
+fn a_killed_scheduler_is_recovered_from_once() -> Result<()> {
     let mut guest = boot_for_magpie(MACHINE, |_| {})?;
     let before = following(&mut guest)?;
     let allowed = affinities(&mut guest)?;
@@ -309,6 +323,10 @@ fn a_killed_scheduler_is_recovered_from() -> Result<()> {
 
 #[test]
 fn alone_it_leaves_the_rest_plain() -> Result<()> {
+    despite_emulator(alone_it_leaves_the_rest_plain_once)
+}
+
+fn alone_it_leaves_the_rest_plain_once() -> Result<()> {
     let mut guest = boot_for_magpie(MACHINE, |_| {})?;
     start_hogs(&mut guest, "/tmp/hogs", 12, "")?;
     under(
