@@ -102,6 +102,7 @@ check "C format" bash -c format_is_kept
 # One profile for everything: what users run is what is tested, and the
 # dependencies are built once.
 check "release build" cargo build --release --workspace
+check "installation" bash -c installation_is_clean
 check "lint" cargo clippy --release --workspace --all-targets --quiet -- -D warnings
 tests "unit tests" cargo test --release --workspace --exclude magpie-tests --no-fail-fast
 tests "tests in virtual machines" \
