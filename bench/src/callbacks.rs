@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::candidate::{self, Candidate};
 use crate::place::{Place, Vm};
 use crate::report::write_atomically;
+use crate::table::{Align, Style, write_lines};
 
 /// Real time that hackbench may take.
 const WORK_LIMIT: Duration = Duration::from_secs(900);
@@ -136,7 +137,8 @@ pub fn run(args: &Args) -> Result<u8> {
         write_atomically(path, &format!("{text}\n"))?;
     }
     if args.json.as_deref() != Some(Path::new("-")) {
-        print!("{}", describe(&outcome, &args.machine, args.markdown));
+        let style = Style::of(args.markdown);
+        print!("{}", describe(&outcome, &args.machine, style));
     }
     Ok(0)
 }
@@ -266,7 +268,7 @@ fn operation(program: &str) -> String {
 }
 
 /// The table: an operation a line, in the order of its cost to the first scheduler that has it.
-fn describe(outcome: &Outcome, machine: &str, markdown: bool) -> String {
+fn describe(outcome: &Outcome, machine: &str, style: Style) -> String {
     let mut operations: Vec<&String> = Vec::new();
     for measured in &outcome.schedulers {
         let mut of_it: Vec<_> = measured.operations.iter().collect();
@@ -308,25 +310,7 @@ fn describe(outcome: &Outcome, machine: &str, markdown: bool) -> String {
     ));
 
     let mut text = String::new();
-    let columns = lines[0].len();
-    let width = |column: usize| lines.iter().map(|l| l[column].chars().count()).max();
-    for (index, line) in lines.iter().enumerate() {
-        if markdown {
-            let _ = writeln!(text, "| {} |", line.join(" | "));
-            if index == 0 {
-                let _ = writeln!(text, "|---|{}", "---:|".repeat(columns - 1));
-            }
-            continue;
-        }
-        let cells = line.iter().enumerate().map(|(column, cell)| {
-            let width = width(column).unwrap_or(0);
-            match column {
-                0 => format!("{cell:<width$}"),
-                _ => format!("{cell:>width$}"),
-            }
-        });
-        let _ = writeln!(text, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
-    }
+    write_lines(&mut text, &lines, style, Align::Right);
     let _ = writeln!(
         text,
         "\n{}, machine {machine}, kernel {}",
@@ -393,7 +377,7 @@ mod tests {
                 measured("b", &[("tick", 1, 7)]),
             ],
         };
-        let text = describe(&outcome, "vt4", false);
+        let text = describe(&outcome, "vt4", Style::Text);
         let words: Vec<Vec<&str>> = text
             .lines()
             .map(|line| line.split_whitespace().collect())
@@ -405,6 +389,6 @@ mod tests {
             words[4],
             ["all,", "ns", "per", "context", "switch", "50", "1"]
         );
-        assert!(describe(&outcome, "vt4", true).contains("|---|---:|---:|"));
+        assert!(describe(&outcome, "vt4", Style::Markdown).contains("|---|---:|---:|"));
     }
 }

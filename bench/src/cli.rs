@@ -203,11 +203,7 @@ fn run_compare(args: &Compare) -> Result<u8> {
 
 fn run_show(args: &Show) -> Result<u8> {
     let report = Report::load(&args.file)?;
-    let style = if args.markdown {
-        Style::Markdown
-    } else {
-        Style::Text
-    };
+    let style = Style::of(args.markdown);
     print!(
         "{}{}",
         render(&report, style),

@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, bail};
 use plotters::prelude::*;
 
-use crate::report::{BASELINE, Report, Row, write_atomically};
+use crate::report::{BASELINE, Report, write_atomically};
 use crate::stats::{Average, Better};
 use crate::table::relate;
 
@@ -63,16 +63,10 @@ fn render(report: &Report) -> Result<String> {
 }
 
 fn collect_bars(report: &Report, schedulers: &[&str], groups: &[(&str, &str)]) -> Vec<Bar> {
-    let find = |group: (&str, &str), scheduler: &str| -> Option<&Row> {
-        report
-            .results
-            .iter()
-            .find(|row| row.test() == group && row.scheduler == scheduler)
-    };
     let mut bars = Vec::new();
     for (group, test) in groups.iter().enumerate() {
         for (scheduler, name) in schedulers.iter().enumerate() {
-            let Some((base, row)) = find(*test, BASELINE).zip(find(*test, name)) else {
+            let Some((base, row)) = report.row(*test, BASELINE).zip(report.row(*test, name)) else {
                 continue;
             };
             let Some(relation) = relate(base, row) else {
@@ -178,25 +172,11 @@ fn direction(report: &Report) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn report(samples: &[(&str, &[f64])]) -> Report {
-        let mut report = Report::new(Default::default(), "7.2.0".into(), Default::default());
-        for (scheduler, samples) in samples {
-            report.results.push(Row {
-                workload: "hackbench".into(),
-                case: "-g 1".into(),
-                scheduler: (*scheduler).into(),
-                samples: samples.to_vec(),
-                unit: "s".into(),
-                ..Row::default()
-            });
-        }
-        report
-    }
+    use crate::report::tests::report_of;
 
     #[test]
     fn bars_are_relative_to_the_baseline_with_the_range_of_the_samples() {
-        let report = report(&[("eevdf", &[2.0, 2.0]), ("scx_magpie", &[1.0, 2.0])]);
+        let report = report_of(&[("eevdf", &[2.0, 2.0]), ("scx_magpie", &[1.0, 2.0])]);
         let bars = collect_bars(&report, &report.schedulers(), &report.tests());
         let found: Vec<_> = bars
             .iter()
@@ -207,15 +187,22 @@ mod tests {
 
     #[test]
     fn the_picture_names_schedulers_cases_and_direction() {
-        let svg = render(&report(&[("eevdf", &[2.0]), ("scx_magpie", &[1.0])])).unwrap();
-        for text in ["scx_magpie", "hackbench -g 1", "lower is better", "7.2.0"] {
+        let svg = render(&report_of(&[("eevdf", &[2.0]), ("scx_magpie", &[1.0])])).unwrap();
+        for text in [
+            "scx_magpie",
+            "hackbench -g 1",
+            "lower is better",
+            "7.2.12-test",
+        ] {
             assert!(svg.contains(text), "{text} is not in the picture");
         }
     }
 
     #[test]
     fn nothing_to_draw_is_said() {
-        let error = render(&report(&[("eevdf", &[])])).unwrap_err().to_string();
+        let error = render(&report_of(&[("eevdf", &[])]))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("no samples"), "{error}");
     }
 }

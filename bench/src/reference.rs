@@ -10,7 +10,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::report::{BASELINE, Report};
-use crate::table::{Style, relate, write_lines};
+use crate::table::{Align, Style, relate, write_lines};
 
 /// One published figure.
 #[derive(Clone, Debug, PartialEq)]
@@ -228,7 +228,7 @@ pub fn render(report: &Report, published: &[Published], style: Style) -> Result<
         lines.push(line);
     }
     let mut text = String::new();
-    write_lines(&mut text, &lines, style);
+    write_lines(&mut text, &lines, style, Align::Left);
     let _ = writeln!(
         text,
         "percent better than the kernel's own scheduler, published against the kernel of its time"

@@ -19,6 +19,16 @@ pub enum Style {
     Markdown,
 }
 
+impl Style {
+    /// What an option `--markdown` chooses.
+    pub fn of(markdown: bool) -> Style {
+        match markdown {
+            true => Style::Markdown,
+            false => Style::Text,
+        }
+    }
+}
+
 /// One scheduler's result against the baseline's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Relation {
@@ -68,7 +78,7 @@ pub fn render(report: &Report, style: Style) -> String {
                 .filter(|(name, _)| name == workload)
                 .map(|test| line(report, test, &schedulers)),
         );
-        write_lines(&mut text, &lines, style);
+        write_lines(&mut text, &lines, style, Align::Left);
         text.push('\n');
     }
     if !workloads.is_empty() {
@@ -145,15 +155,24 @@ fn significant(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
+/// How cells stand in their columns; the first column, which has names, is always at the left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Align {
+    /// Text.
+    Left,
+    /// Numbers.
+    Right,
+}
+
 /// Writes lines of cells, the first of them a header.
-pub fn write_lines(text: &mut String, lines: &[Vec<String>], style: Style) {
+pub fn write_lines(text: &mut String, lines: &[Vec<String>], style: Style, align: Align) {
     match style {
-        Style::Text => write_text(text, lines),
-        Style::Markdown => write_markdown(text, lines),
+        Style::Text => write_text(text, lines, align),
+        Style::Markdown => write_markdown(text, lines, align),
     }
 }
 
-fn write_text(text: &mut String, lines: &[Vec<String>]) {
+fn write_text(text: &mut String, lines: &[Vec<String>], align: Align) {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |c: usize| {
         lines
@@ -166,20 +185,27 @@ fn write_text(text: &mut String, lines: &[Vec<String>]) {
     let widths: Vec<usize> = (0..columns).map(width).collect();
     for line in lines {
         let mut row = String::new();
-        for (cell, width) in line.iter().zip(&widths) {
-            let _ = write!(row, "{cell:<width$}  ");
+        for (column, (cell, width)) in line.iter().zip(&widths).enumerate() {
+            let _ = match (column, align) {
+                (1.., Align::Right) => write!(row, "{cell:>width$}  "),
+                _ => write!(row, "{cell:<width$}  "),
+            };
         }
         text.push_str(row.trim_end());
         text.push('\n');
     }
 }
 
-fn write_markdown(text: &mut String, lines: &[Vec<String>]) {
+fn write_markdown(text: &mut String, lines: &[Vec<String>], align: Align) {
+    let rule = match align {
+        Align::Left => "---|",
+        Align::Right => "---:|",
+    };
     for (i, line) in lines.iter().enumerate() {
         let escaped: Vec<String> = line.iter().map(|cell| cell.replace('|', "\\|")).collect();
         let _ = writeln!(text, "| {} |", escaped.join(" | "));
         if i == 0 {
-            let _ = writeln!(text, "|{}", "---|".repeat(line.len()));
+            let _ = writeln!(text, "|---|{}", rule.repeat(line.len() - 1));
         }
     }
 }

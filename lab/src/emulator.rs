@@ -10,9 +10,9 @@ use crate::apt::{self, Apt};
 use crate::guest::{GuestOptions, Progress};
 use crate::{place, qemu};
 use anyhow::{Context, Result, bail, ensure};
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
+use std::{fs, io};
 
 /// The first version whose translator holds a page's lock while it translates.
 const GOOD: (u32, u32) = (8, 1);
@@ -37,6 +37,19 @@ impl Emulator {
             ..Emulator::default()
         }
     }
+
+    /// Major and minor version, none if it does not run.
+    pub fn version(&self) -> Option<(u32, u32)> {
+        let output = self.say_version().ok()?;
+        parse_version(&String::from_utf8_lossy(&output.stdout))
+    }
+
+    fn say_version(&self) -> io::Result<Output> {
+        Command::new(&self.program)
+            .arg("--version")
+            .envs(self.environment.iter().cloned())
+            .output()
+    }
 }
 
 /// The QEMU of the options, of `MAGPIE_QEMU`, of the host if it is good enough, or a private one.
@@ -47,14 +60,15 @@ pub fn find(options: &GuestOptions) -> Result<Emulator> {
     if let Some(program) = std::env::var_os("MAGPIE_QEMU") {
         return Ok(Emulator::at(program));
     }
-    let version = version_of(Path::new(qemu::PROGRAM));
+    let installed = Emulator::at(qemu::PROGRAM);
+    let version = installed.version();
     if version.is_some_and(|version| version >= GOOD) {
-        return Ok(Emulator::at(qemu::PROGRAM));
+        return Ok(installed);
     }
     match (private(&options.progress), version) {
         (Ok(emulator), _) => Ok(emulator),
         // An old QEMU is better than none: most guests survive.
-        (Err(_), Some(_)) => Ok(Emulator::at(qemu::PROGRAM)),
+        (Err(_), Some(_)) => Ok(installed),
         (Err(error), None) => Err(error.context(format!(
             "{} is not installed; install it with `apt-get install {PACKAGE}`",
             qemu::PROGRAM
@@ -62,13 +76,7 @@ pub fn find(options: &GuestOptions) -> Result<Emulator> {
     }
 }
 
-/// Major and minor version of a QEMU binary, none if it does not run.
-fn version_of(program: &Path) -> Option<(u32, u32)> {
-    let output = Command::new(program).arg("--version").output().ok()?;
-    parse_version(&String::from_utf8_lossy(&output.stdout))
-}
-
-pub(crate) fn parse_version(text: &str) -> Option<(u32, u32)> {
+fn parse_version(text: &str) -> Option<(u32, u32)> {
     let version = text.strip_prefix("QEMU emulator version ")?;
     let mut numbers = version.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
@@ -109,10 +117,8 @@ pub fn private(progress: &Progress) -> Result<Emulator> {
         );
     }
     let unpacked = in_tree(&tree);
-    let output = Command::new(&unpacked.program)
-        .arg("--version")
-        .envs(unpacked.environment)
-        .output()
+    let output = unpacked
+        .say_version()
         .with_context(|| format!("cannot run the {PACKAGE} of {backports}"))?;
     if parse_version(&String::from_utf8_lossy(&output.stdout)).is_none_or(|v| v < GOOD) {
         bail!(

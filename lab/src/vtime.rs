@@ -25,7 +25,6 @@ use anyhow::{Context, Result, ensure};
 pub use fidelity::Fidelity;
 pub use selfcheck::SelfCheck;
 use serde::{Deserialize, Serialize};
-use std::process::Command;
 use std::time::Duration;
 
 /// Name of the plugin's report in the folder of a run.
@@ -187,7 +186,10 @@ pub fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
 /// The lab's QEMU if it is new enough, else that of the backports.
 fn find_emulator(options: &GuestOptions) -> Result<Emulator> {
     let found = emulator::find(options)?;
-    if version(&found).is_some_and(|version| version >= OLDEST_QEMU) {
+    if found
+        .version()
+        .is_some_and(|version| version >= OLDEST_QEMU)
+    {
         return Ok(found);
     }
     let (major, minor) = OLDEST_QEMU;
@@ -199,20 +201,13 @@ fn find_emulator(options: &GuestOptions) -> Result<Emulator> {
         )
     })?;
     ensure!(
-        version(&private).is_some_and(|version| version >= OLDEST_QEMU),
+        private
+            .version()
+            .is_some_and(|version| version >= OLDEST_QEMU),
         "virtual time needs QEMU {major}.{minor} or later, and this host's backports have an older \
          one: install one and point MAGPIE_QEMU at it"
     );
     Ok(private)
-}
-
-fn version(emulator: &Emulator) -> Option<(u32, u32)> {
-    let output = Command::new(&emulator.program)
-        .arg("--version")
-        .envs(emulator.environment.iter().cloned())
-        .output()
-        .ok()?;
-    emulator::parse_version(&String::from_utf8_lossy(&output.stdout))
 }
 
 /// Hardware threads per core. The plugin finds siblings by their numbers, so all cores must be alike.

@@ -73,6 +73,13 @@ pub fn shell(guest: &mut Guest, script: &str) -> Result<String> {
     guest.capture(&["sh", "-c", script], PATIENCE)
 }
 
+/// Takes a CPU offline or brings it back.
+pub fn set_online(guest: &mut Guest, cpu: u32, online: bool) -> Result<()> {
+    let digit = u8::from(online);
+    let file = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+    shell(guest, &format!("echo {digit} > {file}")).map(|_| ())
+}
+
 /// Runs a command that prints one JSON object. An exit code of 2 means that what it checked does not
 /// hold; the object says so as well.
 pub fn json(guest: &mut Guest, command: &str) -> Result<Value> {

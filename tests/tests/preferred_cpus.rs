@@ -3,7 +3,9 @@
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{VT8, boot_for_magpie, counters, grown, json, shell, under, words};
+use magpie_tests::scheduler::{
+    VT8, boot_for_magpie, counters, grown, json, set_online, shell, under, words,
+};
 use magpie_tests::{TestGuest, despite_emulator};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -127,12 +129,6 @@ fn must_progress(guest: &mut Guest) -> Result<()> {
         ensure!(more > 2, "the hogs of {file} ran {more} ticks in a second");
     }
     Ok(())
-}
-
-fn set_online(guest: &mut Guest, cpu: u32, online: bool) -> Result<()> {
-    let digit = u8::from(online);
-    let file = format!("/sys/devices/system/cpu/cpu{cpu}/online");
-    shell(guest, &format!("echo {digit} > {file}")).map(|_| ())
 }
 
 /// The scheduler acts on hotplug at once, which on a busy host can still take a moment.

@@ -4,7 +4,7 @@
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{VT8, boot_for_magpie, json, number, shell, under};
+use magpie_tests::scheduler::{VT8, boot_for_magpie, json, number, set_online, shell, under};
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -17,12 +17,6 @@ fn must_progress(guest: &mut Guest, arguments: &str, least: f64) -> Result<Value
     println!("hogs {arguments}: at least {min:.3} s each");
     ensure!(min >= least, "hogs {arguments}: one got only {min} s");
     Ok(found)
-}
-
-fn set_online(guest: &mut Guest, cpu: u32, online: bool) -> Result<()> {
-    let digit = u8::from(online);
-    let file = format!("/sys/devices/system/cpu/cpu{cpu}/online");
-    shell(guest, &format!("echo {digit} > {file}")).map(|_| ())
 }
 
 /// Starts something that runs beside the tests until [`end_load`].

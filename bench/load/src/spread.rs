@@ -106,15 +106,17 @@ pub fn run(args: &Args) -> Result<Finding> {
         .collect();
     ready.wait();
     std::thread::sleep(args.hold);
-    let mut released_at = sys::now_ns();
-    board.released.store(!args.busy, Ordering::Release);
+    let release = || {
+        let now = sys::now_ns();
+        board.released.store(true, Ordering::Release);
+        now
+    };
+    // The others may leave their CPUs only when all hogs may come.
+    let early = (!args.busy).then(release);
     let released = tids
         .iter()
         .try_for_each(|tid| sys::set_affinity(tid.load(Ordering::Acquire), &allowed));
-    if args.busy {
-        released_at = sys::now_ns();
-        board.released.store(true, Ordering::Release);
-    }
+    let released_at = early.unwrap_or_else(release);
     std::thread::sleep(args.limit);
     board.stop.store(true, Ordering::Release);
     for hog in hogs {
