@@ -41,7 +41,7 @@ mod virtual_machine;
 use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::mem::MaybeUninit;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,6 +49,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use log::{info, warn};
+use serde::Serialize;
 use simplelog::{ColorChoice, ConfigBuilder, LevelFilter, TermLogger, TerminalMode};
 
 use check::Host;
@@ -108,11 +109,10 @@ fn act(action: Action) -> Result<()> {
         Action::Preferred { change, json } => tell_preferred(&change.into(), json),
         Action::Cpus { json } => {
             let status = stats::cpus()?;
-            if json {
-                println!("{}", serde_json::to_string(&status)?);
-                return Ok(());
+            match json {
+                true => write_json(&status, Path::new("-")),
+                false => Ok(status.tell(&mut io::stdout())?),
             }
-            Ok(status.tell(&mut io::stdout())?)
         }
         Action::Restore => {
             start_logging(false)?;
@@ -131,10 +131,15 @@ fn tell_preferred(change: &Change, json: Option<PathBuf>) -> Result<()> {
     let Some(file) = json else {
         return Ok(status.tell(&mut io::stdout())?);
     };
-    let text = serde_json::to_string(&status)? + "\n";
+    write_json(&status, &file)
+}
+
+/// To a file, or to standard output if it is called `-`.
+fn write_json(status: &impl Serialize, file: &Path) -> Result<()> {
+    let text = serde_json::to_string(status)? + "\n";
     match file.to_str() {
         Some("-") => Ok(io::stdout().write_all(text.as_bytes())?),
-        _ => fs::write(&file, text).with_context(|| format!("writing {}", file.display())),
+        _ => fs::write(file, text).with_context(|| format!("writing {}", file.display())),
     }
 }
 

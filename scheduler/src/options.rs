@@ -96,10 +96,10 @@ pub struct Settings {
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(100..=1_000_000))]
     pub slice_us: Option<u64>,
 
-    /// An idle CPU takes no waiting task from another CPU's queue
+    /// An idle CPU does not search other CPUs' queues for waiting tasks
     ///
-    /// Without it a queued task waits for its own CPU, and busy CPUs do not even
-    /// out their queues.
+    /// It still takes one when a busy CPU wakes it for that, at a tick or when a task
+    /// has to wait again. Busy CPUs do not even out their queues.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, hide_default_value = true, hide_possible_values = true, action = ArgAction::Set)]
     pub no_steal: bool,
 
@@ -140,7 +140,7 @@ pub struct Settings {
     /// preemption by woken tasks, the kernel's own choice of an idle CPU at wakeup,
     /// and idle CPUs that take waiting tasks whenever they have none, without
     /// weighing the cost. (Without the last, add --no-steal: tasks then wait beside
-    /// idle CPUs.)
+    /// idle CPUs, for up to two ticks.)
     #[arg(long, value_name = "MECHANISM")]
     pub only: Option<Mechanism>,
 

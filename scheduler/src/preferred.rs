@@ -120,7 +120,10 @@ impl StealSource {
 /// When and how the number of preferred cores changes; also while it runs.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Knobs {
-    /// How often the time that the host took is looked at, in milliseconds [default: 1000]
+    /// How often the number of cores is decided, in milliseconds [default: 1000]
+    ///
+    /// Sooner, down to a quarter of that, when the host takes ten times as much as
+    /// --high allows.
     #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(10..=60_000))]
     pub period: Option<u64>,
 

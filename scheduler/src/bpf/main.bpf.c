@@ -76,8 +76,8 @@ void BPF_STRUCT_OPS(magpie_enqueue, struct task_struct *p, u64 enq_flags)
 	 * was preempted or a real-time task took the CPU. An idle CPU that this tick
 	 * kicked for what waited here came while nothing did.
 	 */
-	if (!(enq_flags & SCX_ENQ_WAKEUP) && kick_idle_for(p))
-		count_event(state_of(cpu), EVENT_KICK_IDLE, 1);
+	if (!(enq_flags & SCX_ENQ_WAKEUP))
+		kick_idle_for(p);
 }
 
 /*
@@ -208,9 +208,7 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 			continue;
 
 		may_move = true;
-		if (kick_idle_for(waiting))
-			count_event(state, EVENT_KICK_IDLE, 1);
-		else if (waiting->nr_cpus_allowed >= nr_cpus)
+		if (!kick_idle_for(waiting) && waiting->nr_cpus_allowed >= nr_cpus)
 			break; /* nothing idles */
 	}
 

@@ -32,7 +32,7 @@
  * the ends; the governors only need it to be monotone.
  *
  * What it does not do: real-time tasks, which the kernel places itself. Moving
- * interrupts and unbound workqueues, which user space does (interrupts.rs).
+ * interrupts and unbound workqueues, which user space does (host_state.rs).
  */
 #ifndef __MAGPIE_PREFERRED_BPF_H
 #define __MAGPIE_PREFERRED_BPF_H
@@ -314,16 +314,17 @@ __noinline int apply_to_core(u32 rank, u32 cores)
 
 	bpf_for(i, 0, size) {
 		u32 cpu = place_to_cpu(first + i);
-		bool preferred;
+		bool usable, preferred;
 
 		if (cpu >= nr_cpus || cpu >= MAX_CPUS)
 			continue;
 
-		preferred = is_usable(cpu) && (is_set ? is_requested(cpu) : is_within);
+		usable = is_usable(cpu);
+		preferred = usable && (is_set ? is_requested(cpu) : is_within);
 		set_preferred(cpu, preferred);
 		if (preferred)
 			preferred_sums.chosen++;
-		else if (is_usable(cpu))
+		else if (usable)
 			preferred_sums.withheld++;
 	}
 

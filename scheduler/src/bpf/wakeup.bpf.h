@@ -72,6 +72,7 @@ static __always_inline bool kick_idle_for(const struct task_struct *p)
 
 	WRITE_ONCE(state_of(idle)->must_search, 1);
 	scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
+	count_event(state_of(bpf_get_smp_processor_id()), EVENT_KICK_IDLE, 1);
 	return true;
 }
 

@@ -16,11 +16,13 @@
  * the next one doubles, up to LONGEST_WAIT periods; one that succeeds with as many
  * cores as failed before halves it. (A success with fewer is no news. When it
  * counted, one core more than 100 was too little to be seen, three more too many,
- * and the two answers in turn kept the wait short for ever.) So on a steady host the number of changes grows with the logarithm of time
- * until probes are LONGEST_WAIT periods apart, and nothing oscillates.
+ * and the two answers in turn kept the wait short for ever.) So on a steady host
+ * the number of changes grows with the logarithm of time until probes are
+ * LONGEST_WAIT periods apart, and nothing oscillates.
  *
- *   steal > high? --yes--> fewer; after a probe: wait longer next time
- *        | no
+ *   steal > high? --yes--> direct: as many given as are used? --yes--> stay
+ *        | no                        | no
+ *        |                         fewer; after a probe: wait longer next time
  *   steal < low?  --no---> stay
  *        | yes
  *   waiting?      --yes--> stay
@@ -94,10 +96,7 @@ static inline u32 governor_shrink(const struct governor_config *config,
 	state->wait = state->backoff;
 	state->growth = 1;
 
-	if (config->kind == GOVERNOR_DIRECT && given < state->cores - 1)
-		return given;
-
-	return state->cores - 1;
+	return config->kind == GOVERNOR_DIRECT ? given : state->cores - 1;
 }
 
 static inline u32 governor_grow(const struct governor_config *config, struct governor_state *state,
