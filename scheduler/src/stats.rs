@@ -28,8 +28,9 @@ use crate::preferred::{Change, PreferredStatus};
 /// Events the BPF side counts.
 pub const NR_EVENTS: usize = bpf_intf::magpie_event_NR_EVENTS as usize;
 
-/// How long a client waits for the running scheduler's answer.
-const ANSWER_TIMEOUT_MS: u64 = 5000;
+/// How long a client waits for the running scheduler's answer. In a guest that its host holds back,
+/// both share what is left with everything else, and five seconds were sometimes not enough.
+const ANSWER_TIMEOUT_MS: u64 = 30_000;
 
 /// Around the reason of a refusal, which scx_stats buries in the error's debug
 /// form.
