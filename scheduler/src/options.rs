@@ -111,6 +111,23 @@ pub struct Settings {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, hide_default_value = true, hide_possible_values = true, action = ArgAction::Set)]
     pub no_preempt: bool,
 
+    /// A woken task goes where the kernel's own idle selection says, by the kernel's masks
+    ///
+    /// One mask of idle CPUs for the whole machine is then written at every entry to
+    /// and exit from idle.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, hide_default_value = true, hide_possible_values = true, action = ArgAction::Set)]
+    pub no_wakeup: bool,
+
+    /// A woken task takes any idle CPU, rather than one whose whole core is idle first
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, hide_default_value = true, hide_possible_values = true, action = ArgAction::Set)]
+    pub no_wakeup_idle_core: bool,
+
+    /// A task that was preempted or used up its slice has no idle CPU woken at once
+    ///
+    /// It waits until an idle CPU looks for work, or for the next tick.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, hide_default_value = true, hide_possible_values = true, action = ArgAction::Set)]
+    pub no_push: bool,
+
     /// Which CPUs are preferred: auto, off (all) or a list such as 0-3,8
     ///
     /// A virtual machine whose host is short of CPUs runs faster on fewer of its
@@ -162,6 +179,10 @@ pub struct Settings {
 pub enum Mechanism {
     /// Idle CPUs search for waiting tasks when that is worth its cost
     Steal,
+    /// Woken tasks go to idle cores, their previous one first
+    Wakeup,
+    /// A task that must wait again has an idle CPU woken at once
+    Push,
     /// A guest uses as few CPUs as its host gives
     Preferred,
 }
@@ -169,13 +190,27 @@ pub enum Mechanism {
 impl Settings {
     /// Whether idle CPUs weigh a search's cost; a plain scheduler does not.
     pub fn gates_steal(&self) -> bool {
-        !self.no_steal_gate && self.only != Some(Mechanism::Preferred)
+        !self.no_steal_gate && self.uses(Mechanism::Steal)
+    }
+
+    /// Whether woken tasks are placed by our own knowledge of idle CPUs.
+    pub fn places_wakeups(&self) -> bool {
+        !self.no_wakeup && self.uses(Mechanism::Wakeup)
+    }
+
+    /// Whether a task that must wait again has an idle CPU woken.
+    pub fn pushes(&self) -> bool {
+        !self.no_push && self.uses(Mechanism::Push)
+    }
+
+    fn uses(&self, mechanism: Mechanism) -> bool {
+        self.only.is_none_or(|only| only == mechanism)
     }
 
     /// Whether preferred CPUs are loaded, so that they can be set at any time.
     pub fn loads_preferred(&self, is_virtual_machine: bool) -> bool {
         !self.no_preferred
-            && self.only != Some(Mechanism::Steal)
+            && self.uses(Mechanism::Preferred)
             && (is_virtual_machine || self.preferred != Preferred::Auto)
     }
 }

@@ -21,6 +21,7 @@ use scx_stats::prelude::*;
 use scx_utils::{UserExitInfo, compat, scx_ops_attach, scx_ops_load, scx_ops_open};
 use scx_utils::{uei_exited, uei_report};
 
+use crate::bpf_intf;
 use crate::bpf_skel::{BpfSkel, BpfSkelBuilder, types};
 use crate::check;
 use crate::cpu_set::CpuSet;
@@ -64,6 +65,10 @@ pub fn load<'a>(
     configure(rodata, settings);
     rodata.preferred_enabled = settings.loads_preferred(is_virtual_machine(Path::new("/")));
     describe(rodata, &tables);
+    if settings.places_wakeups() {
+        // The kernel's own masks of idle CPUs would be written for nobody.
+        skel.struct_ops.magpie_ops_mut().flags &= !*compat::SCX_OPS_KEEP_BUILTIN_IDLE;
+    }
     let change = Change {
         set: Some(settings.preferred.clone()),
         knobs: settings.knobs.clone(),
@@ -96,6 +101,9 @@ fn configure(rodata: &mut types::rodata, settings: &Settings) {
     rodata.steal_enabled = !settings.no_steal;
     rodata.steal_gate_enabled = settings.gates_steal();
     rodata.preempt_enabled = !settings.no_preempt;
+    rodata.idle_map_enabled = settings.places_wakeups();
+    rodata.wakeup_idle_core = !settings.no_wakeup_idle_core;
+    rodata.push_enabled = settings.pushes();
 }
 
 /// Hands the topology to the BPF side. Its types have the same fields as those
@@ -116,8 +124,13 @@ fn describe(rodata: &mut types::rodata, tables: &Tables) {
         to.first = from.first;
         to.size = from.size;
         to.node = from.node;
-        to.next_in_node = from.next_in_node;
+        to.node_first = from.node_first;
+        to.node_llcs = from.node_llcs;
     }
+    rodata.is_hybrid = tables
+        .cpus
+        .iter()
+        .any(|cpu| u64::from(cpu.capacity) < u64::from(bpf_intf::magpie_limits_FAST_CAPACITY));
     rodata.nr_cores = tables.core_at_rank.len() as u32;
     rodata.core_at_rank[..tables.core_at_rank.len()].copy_from_slice(&tables.core_at_rank);
     rodata.cpu_at_place.fill(topology::NO_PLACE);
@@ -473,7 +486,7 @@ mod tests {
                 (3, 2, 16)
             );
             assert_eq!(rodata.cpu_topology[2].place, 8);
-            assert_eq!(rodata.llc_topology[1].next_in_node, 0);
+            assert_eq!(rodata.llc_topology[1].node_llcs, 2);
             assert_eq!(rodata.cpu_at_place[..3], [0, 1, topology::NO_PLACE]);
             assert!(
                 rodata.cpu_at_place[9..]

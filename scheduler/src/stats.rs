@@ -65,6 +65,14 @@ macro_rules! metrics {
 
 metrics! {
     wake_idle = magpie_event_EVENT_WAKE_IDLE, "Wakeups placed directly on an idle CPU";
+    wake_previous = magpie_event_EVENT_WAKE_PREVIOUS, "Wakeups to the previous CPU, whose core was idle";
+    wake_recent = magpie_event_EVENT_WAKE_RECENT, "Wakeups to the CPU before the previous one, whose core was idle";
+    wake_waker = magpie_event_EVENT_WAKE_WAKER, "Synchronous wakeups to the queue of the waker's CPU";
+    wake_core = magpie_event_EVENT_WAKE_CORE, "Wakeups to another idle core of the LLC";
+    wake_cpu = magpie_event_EVENT_WAKE_CPU, "Wakeups to an idle CPU of the LLC whose core is busy";
+    wake_beyond = magpie_event_EVENT_WAKE_BEYOND, "Wakeups to an idle CPU of another LLC";
+    idle_enter = magpie_event_EVENT_IDLE_ENTER, "CPUs going idle";
+    idle_write = magpie_event_EVENT_IDLE_WRITE, "Writes to shared lines that tell which CPUs are idle";
     enqueue = magpie_event_EVENT_ENQUEUE, "Tasks put into a CPU's queue";
     dispatch = magpie_event_EVENT_DISPATCH, "Tasks taken from the CPU's own queue";
     keep = magpie_event_EVENT_KEEP, "Running tasks kept for another slice";
@@ -78,6 +86,7 @@ metrics! {
     steal_ns = magpie_event_EVENT_STEAL_NS, "Time spent in searches, in nanoseconds";
     rotate = magpie_event_EVENT_ROTATE, "Tasks pulled by a busy CPU to even out service";
     kick_idle = magpie_event_EVENT_KICK_IDLE, "Idle CPUs woken to take a waiting task";
+    push = magpie_event_EVENT_PUSH, "Idle CPUs woken at once because a task had to wait again";
     backoff = magpie_event_EVENT_BACKOFF, "Tasks sent away from CPUs that are not preferred";
     rescue = magpie_event_EVENT_RESCUE, "CPUs that found work in their queue while going idle";
 }

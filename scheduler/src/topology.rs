@@ -187,12 +187,13 @@ pub fn lay_out(machine: &Machine) -> Result<Tables> {
             first: first as u16,
             size: size as u16,
             node: node as u16,
-            next_in_node: llc as u16,
+            node_first: llc as u16,
+            node_llcs: 1,
         });
         let padded = tables.cpu_at_place.len().next_multiple_of(CPUS_PER_LINE);
         tables.cpu_at_place.resize(padded, NO_PLACE);
     }
-    close_rings(&mut tables.llcs);
+    count_in_nodes(&mut tables.llcs);
     tables.core_at_rank = rank_cores(&tables.cpus);
     debug_assert!(tables.llcs.len() <= MAX_LLCS && tables.cpu_at_place.len() <= MAX_PLACES);
     Ok(tables)
@@ -254,15 +255,15 @@ fn rank_cores(cpus: &[cpu_topology]) -> Vec<u16> {
     ranked
 }
 
-/// Makes the LLCs of each node, which are neighbours in the table, a ring.
-fn close_rings(llcs: &mut [llc_topology]) {
-    let mut index = 0;
+/// Tells each LLC which others, its neighbours in the table, are of its node.
+fn count_in_nodes(llcs: &mut [llc_topology]) {
+    let mut first = 0;
     for node in llcs.chunk_by_mut(|a, b| a.node == b.node) {
-        let (first, last) = (index, index + node.len() - 1);
+        let count = node.len();
         for llc in node {
-            llc.next_in_node = if index == last { first } else { index + 1 } as u16;
-            index += 1;
+            (llc.node_first, llc.node_llcs) = (first as u16, count as u16);
         }
+        first += count;
     }
 }
 

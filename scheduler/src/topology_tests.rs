@@ -105,15 +105,13 @@ fn check(machine: &Machine) -> Tables {
 
     check_ranks(&tables);
 
-    // Following the ring visits each LLC of the node once and returns.
-    for start in 0..tables.llcs.len() {
-        let node = tables.llcs[start].node;
-        let expected = tables.llcs.iter().filter(|llc| llc.node == node).count();
-        let mut llc = start;
-        for step in 1..=expected {
-            llc = tables.llcs[llc].next_in_node as usize;
-            assert_eq!(tables.llcs[llc].node, node);
-            assert_eq!(llc == start, step == expected, "ring of node {node}");
+    // The LLCs of a node are neighbours, and each knows which they are.
+    for (index, llc) in tables.llcs.iter().enumerate() {
+        let first = llc.node_first as usize;
+        let end = first + llc.node_llcs as usize;
+        assert!((first..end).contains(&index));
+        for (other, seen) in tables.llcs.iter().enumerate() {
+            assert_eq!(seen.node == llc.node, (first..end).contains(&other));
         }
     }
     tables
@@ -204,7 +202,10 @@ proptest! {
 fn one_cpu() {
     let tables = check(&uniform(1, 1, 1, 1));
     assert_eq!(tables.cpu_at_place[..2], [0, NO_PLACE]);
-    assert_eq!(tables.llcs[0].next_in_node, 0);
+    assert_eq!(
+        (tables.llcs[0].node_first, tables.llcs[0].node_llcs),
+        (0, 1)
+    );
 }
 
 #[test]

@@ -135,14 +135,7 @@ fn observe(command: &str) -> Result<Vec<Value>> {
 }
 
 fn work() {
-    spin_for(WORK);
-}
-
-fn spin_for(time: Duration) {
-    let until = sys::now_ns() + time.as_nanos() as u64;
-    while sys::now_ns() < until {
-        std::hint::spin_loop();
-    }
+    sys::spin_for(WORK);
 }
 
 /// On the idle CPU, sleeps and works.
@@ -161,7 +154,7 @@ fn start_children(args: &Args, program: Option<&str>) -> Result<()> {
     let program = program.map(std::ffi::CString::new).transpose()?;
     loop {
         sys::set_affinity(0, &home)?;
-        spin_for(args.idle);
+        sys::spin_for(args.idle);
         sys::set_affinity(0, &both)?;
         let child = Child::fork(|| match &program {
             None => {
@@ -194,7 +187,7 @@ fn release_waiting_task(args: &Args) -> Result<()> {
         }
     })?;
     loop {
-        spin_for(args.idle + WORK);
+        sys::spin_for(args.idle + WORK);
         sys::set_affinity(child.pid(), &both)?;
     }
 }

@@ -4,6 +4,7 @@
 //! nothing behind.
 
 mod churn;
+mod core_sharing;
 mod cpus;
 mod hogs;
 mod idle_periods;
@@ -13,6 +14,7 @@ mod pipe;
 mod programs;
 mod spread;
 mod sys;
+mod wakeup;
 
 use std::process::ExitCode;
 
@@ -40,6 +42,8 @@ enum Load {
     Churn(churn::Args),
     IdlePeriods(idle_periods::Args),
     IdleWatch(idle_watch::Args),
+    Wakeup(wakeup::Args),
+    CoreSharing(core_sharing::Args),
 }
 
 /// What a subcommand found, printed in one of two forms.
@@ -73,6 +77,8 @@ fn run(load: Load) -> Result<bool> {
         Load::Churn(args) => (churn::run(&args)?, args.json),
         Load::IdlePeriods(args) => (idle_periods::run(&args)?, args.json),
         Load::IdleWatch(args) => (idle_watch::run(&args)?, args.json),
+        Load::Wakeup(args) => (wakeup::run(&args)?, args.json),
+        Load::CoreSharing(args) => (core_sharing::run(&args)?, args.json),
     };
     if json {
         println!("{}", finding.json);

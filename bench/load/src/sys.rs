@@ -257,6 +257,14 @@ impl OpenableGate {
     }
 }
 
+/// Keeps the CPU for a time.
+pub fn spin_for(time: Duration) {
+    let until = now_ns() + time.as_nanos() as u64;
+    while now_ns() < until {
+        std::hint::spin_loop();
+    }
+}
+
 /// Burns CPU until killed.
 pub fn burn_forever() -> ! {
     let mut state = 1_u64;

@@ -30,6 +30,8 @@ enum magpie_limits {
 	MAX_LINES = MAX_PLACES / CPUS_PER_LINE,
 
 	NO_PLACE = 0xffff,
+
+	FAST_CAPACITY = 820, /* of 1024: four fifths of the fastest CPU */
 };
 
 /* How far away work was found; each distance has its own measured cost. */
@@ -47,6 +49,14 @@ enum magpie_distance {
  */
 enum magpie_event {
 	EVENT_WAKE_IDLE, /* wakeup placed directly on an idle CPU */
+	EVENT_WAKE_PREVIOUS, /* ... of which by step: its previous CPU */
+	EVENT_WAKE_RECENT, /* the CPU before that */
+	EVENT_WAKE_WAKER, /* the waker's own, whose queue it joined */
+	EVENT_WAKE_CORE, /* an idle core of the LLC */
+	EVENT_WAKE_CPU, /* an idle CPU of the LLC */
+	EVENT_WAKE_BEYOND, /* in another LLC */
+	EVENT_IDLE_ENTER, /* CPU went idle */
+	EVENT_IDLE_WRITE, /* writes to lines that tell which CPUs are idle */
 	EVENT_ENQUEUE, /* task put into a CPU's queue */
 	EVENT_DISPATCH, /* task taken from the own queue */
 	EVENT_KEEP, /* running task kept for another slice */
@@ -60,6 +70,7 @@ enum magpie_event {
 	EVENT_STEAL_NS, /* time spent in searches, ns */
 	EVENT_ROTATE, /* task pulled by a busy CPU to even out service */
 	EVENT_KICK_IDLE, /* idle CPU woken to take a waiting task */
+	EVENT_PUSH, /* ... at once, since a task had to wait again */
 	EVENT_BACKOFF, /* task sent away from a CPU that is not preferred */
 	EVENT_RESCUE, /* CPU found work in its queue while going idle */
 	NR_EVENTS,
@@ -122,7 +133,8 @@ struct llc_topology {
 	u16 first; /* place of its first CPU */
 	u16 size; /* places it has, used or not */
 	u16 node;
-	u16 next_in_node; /* ring of the LLCs of one node, to itself if alone */
+	u16 node_first; /* first LLC of its node: they are numbered node by node */
+	u16 node_llcs; /* how many LLCs the node has */
 };
 
 #endif /* __MAGPIE_INTF_H */

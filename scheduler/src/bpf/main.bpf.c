@@ -12,8 +12,10 @@
  *   steal.bpf.h    1  an idle CPU takes waiting work at once
  *   wakeup.bpf.h   2  where a woken task runs
  *   idle.bpf.h     3  an average idle time that is true
- *   balance.bpf.h  4  busy CPUs even out what idle ones cannot
- *   preferred.bpf.h 5  use only as many CPUs as the host gives
+ *   balance.bpf.h  4a busy CPUs even out what idle ones cannot
+ *   idle_map.bpf.h 4b which CPUs are idle
+ *   push.bpf.h     4c a task that must wait again finds an idle CPU
+ *   preferred.bpf.h 5 use only as many CPUs as the host gives
  *   portable/         their arithmetic, also compiled and tested natively
  *
  * The way of a task:
@@ -32,15 +34,20 @@ UEI_DEFINE(uei);
 
 #include "portable/average.h"
 #include "portable/governor.h"
+#include "portable/idle_map.h"
+#include "portable/llc_order.h"
+#include "portable/placement.h"
 #include "portable/sparsemask.h"
 #include "portable/weight.h"
 #include "state.bpf.h"
+#include "idle_map.bpf.h"
 #include "queue.bpf.h"
 #include "preferred.bpf.h"
 #include "idle.bpf.h"
 #include "steal.bpf.h"
 #include "balance.bpf.h"
 #include "wakeup.bpf.h"
+#include "push.bpf.h"
 
 s32 BPF_STRUCT_OPS(magpie_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake_flags)
 {
@@ -70,14 +77,8 @@ void BPF_STRUCT_OPS(magpie_enqueue, struct task_struct *p, u64 enq_flags)
 		return;
 
 	set_overloaded(cpu, true);
-
-	/*
-	 * Nobody looked for an idle CPU, as a wakeup does: its slice is used up, it
-	 * was preempted or a real-time task took the CPU. An idle CPU that this tick
-	 * kicked for what waited here came while nothing did.
-	 */
 	if (!(enq_flags & SCX_ENQ_WAKEUP))
-		kick_idle_for(p);
+		push(p, ts, cpu);
 }
 
 /*
@@ -130,7 +131,8 @@ void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 		return;
 
 	/* The search dropped the runqueue lock: something may have come. */
-	scx_bpf_dsq_move_to_local(cpu, 0);
+	if (!scx_bpf_dsq_move_to_local(cpu, 0) && idle_map_enabled)
+		idle_goes_on(state);
 }
 
 void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
@@ -147,6 +149,8 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 		join_after_move(ts, cpu);
 
 	start_running(state, ts);
+	if (idle_map_enabled && p->policy == SCHED_IDLE)
+		idle_policy_begins(state, cpu);
 }
 
 void BPF_STRUCT_OPS(magpie_stopping, struct task_struct *p, bool runnable)
@@ -157,6 +161,8 @@ void BPF_STRUCT_OPS(magpie_stopping, struct task_struct *p, bool runnable)
 	/* A real-time task may come next; a stale key would preempt in vain. */
 	if (state->preempt_key)
 		WRITE_ONCE(state->preempt_key, 0);
+	if (idle_map_enabled)
+		idle_policy_ends(state);
 
 	if (!ts)
 		return;
@@ -193,6 +199,8 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 
 	if (ts)
 		publish_clock(state, ts, cpu);
+	if (idle_map_enabled)
+		idle_is_over(state, cpu);
 	if (preferred_enabled) {
 		note_tick(state);
 		if (must_leave(p, cpu)) {
@@ -222,12 +230,16 @@ void BPF_STRUCT_OPS(magpie_update_idle, s32 cpu, bool idle)
 	if (!idle) {
 		end_idle(state);
 		catch_up_clock(state, cpu);
+		if (idle_map_enabled)
+			idle_ends(state);
 		if (preferred_enabled)
 			note_busy(state);
 		return;
 	}
 
 	begin_idle(state);
+	if (idle_map_enabled)
+		idle_begins(state, cpu);
 	if (preferred_enabled)
 		note_idle(state);
 
@@ -266,6 +278,7 @@ s32 BPF_STRUCT_OPS(magpie_init_task, struct task_struct *p, struct scx_init_task
 		return -ENOMEM;
 
 	ts->cpu = -1;
+	ts->recent = NO_CPU;
 	ts->rate = weight_to_rate(NICE_0_WEIGHT);
 	return 0;
 }
@@ -291,6 +304,8 @@ void BPF_STRUCT_OPS(magpie_enable, struct task_struct *p)
 void BPF_STRUCT_OPS(magpie_cpu_online, s32 cpu)
 {
 	state_of(cpu)->is_online = 1;
+	if (idle_map_enabled)
+		idle_ends(state_of(cpu));
 	if (preferred_enabled)
 		apply_after(ONLINE_DELAY_NS);
 }
@@ -322,6 +337,8 @@ void BPF_STRUCT_OPS(magpie_cpu_offline, s32 cpu)
 		scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, SCX_DSQ_LOCAL_ON | cpu, 0);
 
 	set_overloaded(cpu, false);
+	if (idle_map_enabled)
+		idle_goes_offline(state_of(cpu), cpu);
 	if (preferred_enabled)
 		apply_after(0);
 }
@@ -331,8 +348,14 @@ static void find_online_cpus(void)
 	const struct cpumask *online = scx_bpf_get_online_cpumask();
 	u32 cpu;
 
-	bpf_for(cpu, 0, nr_cpus)
-		state_of(cpu)->is_online = bpf_cpumask_test_cpu(cpu, online);
+	bpf_for(cpu, 0, nr_cpus) {
+		struct cpu_state *state = state_of(cpu);
+
+		state->looks = MOST_LOOKS;
+		state->is_online = bpf_cpumask_test_cpu(cpu, online);
+		if (!state->is_online)
+			state->idle = IDLE_OFFLINE;
+	}
 
 	scx_bpf_put_cpumask(online);
 }

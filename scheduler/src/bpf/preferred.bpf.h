@@ -151,6 +151,33 @@ static __always_inline s32 any_preferred(const struct task_struct *p)
 	return cpu < nr_cpus && is_usable(cpu) ? (s32)cpu : -1;
 }
 
+/* Where a woken task waits when nothing idles. */
+static __always_inline s32 queue_for(const struct task_struct *p, s32 prev_cpu)
+{
+	s32 cpu = is_preferred(prev_cpu) || !has_preferred(p) ? prev_cpu : any_preferred(p);
+
+	return cpu < 0 ? prev_cpu : cpu;
+}
+
+/* On the kernel's masks: an idle CPU that a waiting task may use, or a negative number. */
+static __always_inline s32 pick_idle_plainly(const struct task_struct *p)
+{
+	struct bpf_cpumask *mask = preferred_mask;
+	s32 cpu;
+
+	if (!is_restricted() || !mask || !has_preferred(p))
+		return scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+
+	cpu = scx_bpf_pick_idle_cpu((const struct cpumask *)mask, 0);
+	if (cpu >= 0 && !bpf_cpumask_test_cpu(cpu, p->cpus_ptr)) {
+		/* Picking took it out of the idle mask; the kick puts it back. */
+		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+		return -EBUSY;
+	}
+
+	return cpu;
+}
+
 /*
  * Where a waiting task should be queued: not on a CPU that it must leave. The
  * caller kicks the returned CPU if it is another one.

@@ -26,6 +26,7 @@ struct cpu_state {
 	u64 clock; /* virtual time of this runqueue: where new tasks join */
 	u64 preempt_key; /* key of the running task, 0: not to be preempted */
 	u64 running_since; /* valid while preempt_key is set */
+	u64 idle; /* enum idle_word, or the time at which a waker claimed it */
 
 	/*
 	 * Own CPU, but for must_search (whoever kicks it), seen_* and now_* (the
@@ -37,6 +38,7 @@ struct cpu_state {
 	u64 steal_cost[NR_DISTANCES]; /* moving average of searches, ns */
 	u64 next_balance; /* when a busy CPU looks around again */
 	u64 next_rotation; /* and when it may take the odd task of another LLC */
+	u64 next_push; /* when a waiting task may have an idle CPU woken again */
 	u64 last_tick; /* 0 while idle; for late ticks */
 	u64 late_ns; /* sum of what ticks came late by */
 	u64 busy_since; /* 0 while idle */
@@ -45,6 +47,7 @@ struct cpu_state {
 	u64 now_late_ns, now_busy_ns, now_steal_ns; /* when the monitor last looked */
 	u32 is_online;
 	u32 must_search; /* kicked for work: do not gate the next search */
+	u32 looks; /* how many CPUs a wakeup from here looks at */
 
 	/* Lines of their own: own CPU only, summed by user space. */
 	u64 events[NR_EVENTS] __attribute__((aligned(64)));
@@ -79,6 +82,14 @@ static __always_inline const volatile struct cpu_topology *topology_of(s32 cpu)
 static __always_inline const volatile struct llc_topology *llc_of(u32 llc)
 {
 	return &llc_topology[llc & (MAX_LLCS - 1)];
+}
+
+/* The i-th other LLC, nearest first, from 1. */
+static __always_inline u32 nth_other_llc(u32 llc, u32 i)
+{
+	const volatile struct llc_topology *own = llc_of(llc);
+
+	return llc_by_distance(llc, i, own->node_first, own->node_llcs, nr_llcs);
 }
 
 /* The CPU at a place, or NO_PLACE. */
@@ -123,6 +134,7 @@ struct task_state {
 	u64 avg_burst; /* its moving average */
 	u64 rate; /* virtual ns per ns, see portable/weight.h */
 	s32 cpu; /* whose clock vruntime is on, -1 before the first run */
+	u32 recent; /* where it ran before its previous CPU, or NO_CPU */
 	bool yielded; /* gave up its turn: do not keep it running */
 };
 

@@ -103,41 +103,15 @@ static __always_inline u32 spread_start(s32 thief, u32 llc)
 	return llc_of(llc)->first + (size ? (u32)thief % size : 0);
 }
 
-/* The other LLCs of the own node: a ring, so every CPU starts elsewhere. */
-__noinline bool steal_from_node(s32 thief)
+/* LLCs by distance: [1, node_llcs) are of the own node, the rest of others. */
+__noinline bool steal_from_llcs(s32 thief, u32 from, u32 end)
 {
 	u32 own = topology_of(thief)->llc;
-	u32 llc = own;
 	bool found = false;
 	u32 i;
 
-	bpf_for(i, 0, MAX_LLCS) {
-		llc = llc_of(llc)->next_in_node;
-		if (llc == own)
-			break;
-
-		found = steal_from_llc(thief, llc, spread_start(thief, llc));
-		if (found)
-			break;
-	}
-
-	return found;
-}
-
-__noinline bool steal_from_remote(s32 thief)
-{
-	u32 own = topology_of(thief)->llc;
-	u32 node = topology_of(thief)->node;
-	bool found = false;
-	u32 i;
-
-	bpf_for(i, 1, nr_llcs) {
-		u32 llc = own + i;
-
-		if (llc >= nr_llcs)
-			llc -= nr_llcs;
-		if (llc_of(llc)->node == node)
-			continue;
+	bpf_for(i, from, end) {
+		u32 llc = nth_other_llc(own, i);
 
 		found = steal_from_llc(thief, llc, spread_start(thief, llc));
 		if (found)
@@ -160,9 +134,9 @@ static __always_inline bool steal_at(s32 thief, enum magpie_distance distance)
 	case DISTANCE_LLC:
 		return steal_from_llc(thief, topology->llc, topology->place + 1);
 	case DISTANCE_NODE:
-		return steal_from_node(thief);
+		return steal_from_llcs(thief, 1, llc_of(topology->llc)->node_llcs);
 	default:
-		return steal_from_remote(thief);
+		return steal_from_llcs(thief, llc_of(topology->llc)->node_llcs, nr_llcs);
 	}
 }
 

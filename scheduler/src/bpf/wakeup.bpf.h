@@ -2,78 +2,189 @@
 /*
  * wakeup.bpf.h - mechanism 2: where a woken task runs.
  *
- *   previous CPU's core idle? -> previous CPU -> idle core in the LLC
- *   -> idle CPU in the LLC -> idle CPU anywhere -> previous CPU's queue
+ * Idea ("Prefer the previous cpu for wakeup", v7, Linux kernel list): with half of
+ * the CPUs busy or fewer, wakeups land on the idle sibling of a busy core, or hop
+ * from core to core, while whole cores idle. The task's previous CPU comes first,
+ * if its core is idle, and then the one before that.
  *
- * This is the kernel's default idle selection, which also handles synchronous
- * wakeups and affinity. A task placed on an idle CPU goes straight to it, without
- * passing the queue.
+ *   previous CPU, core idle?                                 --yes--> there
+ *   recent CPU (before the previous), near the waker,
+ *   core idle?                                               --yes--> there
+ *   synchronous, and the waker leaves an idle core behind?   --yes--> waker's queue
+ *   idle core in the LLC? -- else idle CPU in the LLC?       --yes--> there
+ *   idle CPU in another LLC, and worth the move?             --yes--> there
+ *   otherwise: the previous CPU's queue, and steal.bpf.h advertises it
+ *
+ * (portable/placement.h). Only CPUs that the task may use, and preferred ones where
+ * there are any. A task that goes to an idle CPU does not pass the queue.
+ *
+ * A search looks at CPUs whose bit says that they idle or did so until their last
+ * tick; how many, each waking CPU learns: twice as many after a success, half after
+ * a failure. So in a busy LLC a wakeup wastes little time.
+ *
+ * On hybrid CPUs a task that uses up its slices wants a fast core; of slow ones, it
+ * takes an idle one before it waits.
+ *
+ * What it does not do: move a task of another LLC closer to its waker while its own
+ * has an idle CPU, as the kernel's wake_affine() does.
  */
 #ifndef __MAGPIE_WAKEUP_BPF_H
 #define __MAGPIE_WAKEUP_BPF_H
 
-static __always_inline s32 place_wakeup(struct task_struct *p, s32 prev_cpu, u64 wake_flags)
+/* Whole idle cores before idle CPUs. */
+const volatile bool wakeup_idle_core = true;
+
+/* CPUs of different speed: set by user space. */
+const volatile bool is_hybrid = false;
+
+#define FEWEST_LOOKS 4
+#define MOST_LOOKS 64
+
+/* A task that runs for less is cheaper to keep waiting than to move to another LLC. */
+#define WORTH_MOVING_NS 30000
+
+bool may_place(const struct task_struct *task, u32 cpu)
 {
-	struct task_state *ts;
-	bool is_idle = false;
+	return cpu < nr_cpus && bpf_cpumask_test_cpu(cpu, task->cpus_ptr) &&
+	       (is_preferred(cpu) || !has_preferred(task));
+}
+
+bool is_fast(u32 cpu)
+{
+	return topology_of(cpu)->capacity >= FAST_CAPACITY;
+}
+
+bool is_free(const struct placement *at, u32 cpu)
+{
+	u64 word = READ_ONCE(state_of(cpu)->idle);
+
+	return is_word_free(word, at->now) || (at->may_preempt && word == IDLE_POLICY);
+}
+
+bool claim_cpu(struct placement *at, u32 cpu)
+{
+	u64 *word = &state_of(cpu)->idle;
+	u64 old = READ_ONCE(*word);
+
+	if (old != IDLE_POLICY && !is_word_free(old, at->now))
+		return false;
+
+	at->preempts = old == IDLE_POLICY;
+	return claim_word(word, old, at->now);
+}
+
+bool leaves_cpu(const struct placement *at)
+{
+	return !scx_bpf_dsq_nr_queued(at->waker) &&
+	       !scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | at->waker);
+}
+
+u32 cpu_to_llc(u32 cpu)
+{
+	return topology_of(cpu)->llc;
+}
+
+u32 nth_llc(u32 llc, u32 i)
+{
+	return nth_other_llc(llc, i);
+}
+
+u32 count_llcs(void)
+{
+	return nr_llcs;
+}
+
+bool has_llc_idle(u32 llc)
+{
+	return READ_ONCE(idle_count_of(llc)->cpus);
+}
+
+bool have_others_idle(u32 llc)
+{
+	return READ_ONCE(idle_sum.llcs) > (u32)has_llc_idle(llc);
+}
+
+void begin_visit(struct sparsemask_visit *visit, u32 llc, u32 near_cpu)
+{
+	u32 first = llc_of(llc)->first;
+
+	*visit = sparsemask_visit_begin(first, first + llc_of(llc)->size,
+					topology_of(near_cpu)->place);
+}
+
+/* The kernel's own choice, on its own masks. */
+static __always_inline s32 place_plainly(struct task_struct *p, s32 prev_cpu, u64 wake_flags,
+					 bool *is_idle)
+{
 	s32 cpu;
 
-	if (is_restricted() && has_preferred(p)) {
-		cpu = pick_idle_preferred(p, prev_cpu, wake_flags);
-		is_idle = cpu >= 0;
-		if (!is_idle) {
-			cpu = is_preferred(prev_cpu) ? prev_cpu : any_preferred(p);
-			if (cpu < 0)
-				cpu = prev_cpu;
-		}
-	} else {
-		cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
+	if (!is_restricted() || !has_preferred(p))
+		return scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, is_idle);
+
+	cpu = pick_idle_preferred(p, prev_cpu, wake_flags);
+	*is_idle = cpu >= 0;
+	return *is_idle ? cpu : queue_for(p, prev_cpu);
+}
+
+static __always_inline s32 place_on_idle(struct task_struct *p, struct task_state *ts, s32 prev_cpu,
+					 u64 wake_flags, bool *is_idle, u64 *enq_flags)
+{
+	s32 here = bpf_get_smp_processor_id();
+	struct cpu_state *state = state_of(here);
+	struct placement at = {
+		.now = scx_bpf_now(),
+		.previous = prev_cpu,
+		.recent = ts->recent,
+		.waker = here,
+		.looks = state->looks,
+		.is_sync = wake_flags & SCX_WAKE_SYNC,
+		.wants_core = wakeup_idle_core,
+		.wants_fast = is_hybrid && ts->avg_burst >= slice_ns / 2,
+		.may_go_far = ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS,
+		.may_preempt = p->policy != SCHED_IDLE,
+	};
+	u32 step = choose_cpu(&at, p);
+
+	ts->recent = prev_cpu;
+	/* Or the compiler bounds one copy of it and uses another. */
+	barrier_var(step);
+	if (step >= STEP_QUEUE) {
+		if (state->looks > FEWEST_LOOKS)
+			state->looks /= 2;
+		return queue_for(p, prev_cpu);
 	}
+
+	if (step >= STEP_IDLE_CORE && state->looks < MOST_LOOKS)
+		state->looks *= 2;
+	count_event(state, EVENT_WAKE_PREVIOUS + step, 1);
+	*is_idle = step != STEP_WAKER;
+	if (at.preempts)
+		*enq_flags = SCX_ENQ_PREEMPT;
+	return at.cpu;
+}
+
+static __always_inline s32 place_wakeup(struct task_struct *p, s32 prev_cpu, u64 wake_flags)
+{
+	struct task_state *ts = task_state(p);
+	bool is_idle = false;
+	u64 enq_flags = 0;
+	s32 cpu;
+
+	if (!ts)
+		return prev_cpu;
+
+	if (idle_map_enabled)
+		cpu = place_on_idle(p, ts, prev_cpu, wake_flags, &is_idle, &enq_flags);
+	else
+		cpu = place_plainly(p, prev_cpu, wake_flags, &is_idle);
 
 	if (!is_idle)
 		return cpu;
 
-	ts = task_state(p);
-	if (!ts)
-		return cpu;
-
 	join_after_sleep(ts, cpu);
 	count_event(state_of(bpf_get_smp_processor_id()), EVENT_WAKE_IDLE, 1);
-	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, 0);
+	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags);
 	return cpu;
-}
-
-/* An idle CPU that a waiting task may use, or a negative number. */
-static __always_inline s32 pick_idle_for(const struct task_struct *p)
-{
-	struct bpf_cpumask *mask = preferred_mask;
-	s32 cpu;
-
-	if (!is_restricted() || !mask || !has_preferred(p))
-		return scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
-
-	cpu = scx_bpf_pick_idle_cpu((const struct cpumask *)mask, 0);
-	if (cpu >= 0 && !bpf_cpumask_test_cpu(cpu, p->cpus_ptr)) {
-		/* Picking took it out of the idle mask; the kick puts it back. */
-		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
-		return -EBUSY;
-	}
-
-	return cpu;
-}
-
-/* Have an idle CPU look for the waiting task; whether there was one. */
-static __always_inline bool kick_idle_for(const struct task_struct *p)
-{
-	s32 idle = pick_idle_for(p);
-
-	if (idle < 0)
-		return false;
-
-	WRITE_ONCE(state_of(idle)->must_search, 1);
-	scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
-	count_event(state_of(bpf_get_smp_processor_id()), EVENT_KICK_IDLE, 1);
-	return true;
 }
 
 #endif /* __MAGPIE_WAKEUP_BPF_H */

@@ -14,6 +14,9 @@
 /* The verifier proves that this loop ends; a plain one would be unrolled. */
 #define for_bounded(i, from, to) bpf_for(i, from, to)
 
+/* A global function: the verifier proves it once, and not at every use. */
+#define __proved_once __noinline
+
 #else
 
 #include <stdbool.h>
@@ -27,6 +30,11 @@ typedef int32_t s32;
 typedef int64_t s64;
 
 #define for_bounded(i, from, to) for ((i) = (from); (i) < (to); (i)++)
+
+/* What the verifier is told of arguments of such a function. */
+#define __proved_once static inline
+#define __arg_trusted
+#define __arg_nonnull
 
 /*
  * Relaxed atomics and not volatile accesses: that is what they mean, and the

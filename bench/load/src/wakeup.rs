@@ -1,0 +1,206 @@
+//! `wakeup`: where does a woken task run? Builds one situation again and again: which CPU the task
+//! slept on, where it had run before, from which CPU it is woken, and which CPUs are busy. Then it
+//! says on which CPU the task found itself.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+
+use crate::Finding;
+use crate::cpus::CpuSet;
+use crate::sys::{self, Child, Policy};
+
+/// From when the task says that it goes to sleep until it surely does.
+const SETTLE: Duration = Duration::from_millis(3);
+/// Until the woken task must have run, and as long as the waker sleeps.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Wake a task again and again in the same situation, and tell where it runs.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The CPU on which the task sleeps
+    #[arg(long)]
+    previous: usize,
+    /// The CPU on which it was woken before that; needs a busy CPU [default: none in particular]
+    #[arg(long, requires = "busy")]
+    recent: Option<usize>,
+    /// The CPU from which it is woken
+    #[arg(long)]
+    waker: usize,
+    /// CPUs that are kept busy, like 1,3
+    #[arg(long)]
+    busy: Option<CpuSet>,
+    /// ... by tasks of SCHED_IDLE
+    #[arg(long)]
+    busy_idle_policy: bool,
+    /// A synchronous wakeup: the waker sleeps right after it
+    #[arg(long)]
+    sync: bool,
+    /// How long the task works after each wakeup, in microseconds
+    #[arg(long, default_value_t = 200)]
+    work_us: u64,
+    /// How often
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    rounds: u32,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What the waker and the woken task share.
+struct Shared {
+    /// The task is about to sleep.
+    sleeps: AtomicBool,
+    /// Where it woke up, plus one; 0 before.
+    woke_on: AtomicUsize,
+}
+
+/// Builds the situation `rounds` times and counts the CPUs.
+pub fn run(args: &Args) -> Result<Finding> {
+    let online = CpuSet::online()?;
+    let busy = args.busy.clone().unwrap_or_else(|| CpuSet::of([]));
+    let named = busy
+        .iter()
+        .chain([args.previous, args.waker])
+        .chain(args.recent);
+    for cpu in named {
+        if !online.contains(cpu) {
+            bail!("CPU {cpu} is not online; online are {online}");
+        }
+    }
+    let hogs: Result<Vec<Child>> = busy
+        .iter()
+        .map(|cpu| {
+            Child::fork(|| {
+                sys::set_affinity(0, &CpuSet::of([cpu]))?;
+                if args.busy_idle_policy {
+                    sys::set_policy(0, Policy::Idle)?;
+                }
+                sys::burn_forever()
+            })
+        })
+        .collect();
+    let hogs = hogs?;
+
+    let shared = Shared {
+        sleeps: AtomicBool::new(false),
+        woke_on: AtomicUsize::new(0),
+    };
+    let (read, write) = nix::unistd::pipe().context("make a pipe")?;
+    let (read, write) = (File::from(read), File::from(write));
+    let counts = thread::scope(|scope| {
+        let task = scope.spawn(|| sleep_and_tell(args, &online, &busy, &shared, &read));
+        let counts = wake_and_count(args, &shared, &write, task.thread());
+        // Or the task would wait for ever for rounds that do not come.
+        drop(write);
+        if counts.is_err() {
+            task.thread().unpark();
+        }
+        let told = task.join();
+        let counts = counts?;
+        told.map_err(|_| anyhow::anyhow!("the woken task panicked"))??;
+        Ok::<_, anyhow::Error>(counts)
+    })?;
+    drop(hogs);
+
+    let list: Vec<String> = counts
+        .iter()
+        .map(|(cpu, count)| format!("CPU {cpu}: {count}"))
+        .collect();
+    Ok(Finding {
+        text: format!("woken {} times; {}", args.rounds, list.join(", ")),
+        json: json!({ "rounds": args.rounds, "cpus": counts }),
+        holds: true,
+    })
+}
+
+/// The task: makes its history, sleeps, tells where it woke up.
+fn sleep_and_tell(
+    args: &Args,
+    online: &CpuSet,
+    busy: &CpuSet,
+    shared: &Shared,
+    mut read: &File,
+) -> Result<()> {
+    let work = Duration::from_micros(args.work_us);
+    for _ in 0..args.rounds {
+        if let (Some(recent), Some(busy)) = (args.recent, busy.iter().next()) {
+            // Pinned tasks are not placed, so they have no history: a second CPU, which is busy.
+            sys::set_affinity(0, &CpuSet::of([recent]))?;
+            sys::set_affinity(0, &CpuSet::of([recent, busy]))?;
+            sys::spin_for(work);
+            thread::sleep(SETTLE);
+        }
+        sys::set_affinity(0, &CpuSet::of([args.previous]))?;
+        sys::set_affinity(0, online)?;
+        sys::spin_for(work);
+        if sys::current_cpu() != args.previous {
+            // Moved meanwhile; sleeping at once leaves no time for that.
+            sys::set_affinity(0, &CpuSet::of([args.previous]))?;
+            sys::set_affinity(0, online)?;
+        }
+        shared.sleeps.store(true, Ordering::Release);
+        match args.sync {
+            true => {
+                let read = read.read(&mut [0]).context("read from the pipe")?;
+                if read == 0 {
+                    return Ok(());
+                }
+            }
+            false => {
+                thread::park();
+            }
+        }
+        shared
+            .woke_on
+            .store(sys::current_cpu() + 1, Ordering::Release);
+    }
+    Ok(())
+}
+
+/// The waker. It sleeps between its steps, so that its CPU is busy for the wakeup only.
+fn wake_and_count(
+    args: &Args,
+    shared: &Shared,
+    mut write: &File,
+    task: &thread::Thread,
+) -> Result<BTreeMap<usize, u32>> {
+    sys::set_affinity(0, &CpuSet::of([args.waker]))?;
+    let mut counts = BTreeMap::new();
+    for round in 1..=args.rounds {
+        wait_until(|| shared.sleeps.swap(false, Ordering::AcqRel))
+            .with_context(|| format!("round {round}: the task does not go to sleep"))?;
+        thread::sleep(SETTLE);
+        match args.sync {
+            true => write.write_all(&[0]).context("write to the pipe")?,
+            false => task.unpark(),
+        }
+        let mut cpu = 0;
+        wait_until(|| {
+            cpu = shared.woke_on.swap(0, Ordering::AcqRel);
+            cpu != 0
+        })
+        .with_context(|| format!("round {round}: the task was woken and does not run"))?;
+        *counts.entry(cpu - 1).or_insert(0) += 1;
+    }
+    Ok(counts)
+}
+
+fn wait_until(mut holds: impl FnMut() -> bool) -> Result<()> {
+    let end = sys::now_ns() + PATIENCE.as_nanos() as u64;
+    loop {
+        thread::sleep(Duration::from_millis(1));
+        if holds() {
+            return Ok(());
+        }
+        if sys::now_ns() > end {
+            bail!("waited for {PATIENCE:?}");
+        }
+    }
+}

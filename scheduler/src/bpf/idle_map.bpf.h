@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * idle_map.bpf.h - mechanism 4b: which CPUs are idle, tracked where they are.
+ *
+ * Idea ("Push-based load balancing", RFC v2, Linux kernel list): one mask of idle
+ * CPUs for the whole machine is written on every entry to and exit from idle, and
+ * its lines travel between all CPUs. So the masks are per LLC, a CPU stays in them
+ * until its first tick after leaving idle, and a count tells which LLCs are worth a
+ * look. portable/idle_map.h is the structure.
+ *
+ *   update_idle(true)  -> word: free, bit: set          (idle_begins)
+ *   update_idle(false) -> word: busy, bit: stays        (idle_ends)
+ *   tick               ->             bit: cleared      (idle_is_over)
+ *   hotplug            -> word: offline, bit: cleared   (idle_goes_offline)
+ *
+ * A CPU whose task is of SCHED_IDLE counts as idle, but only for wakeups, which can
+ * preempt: it cannot be kicked to look for work.
+ *
+ * What it does not do: find a CPU (wakeup.bpf.h, push.bpf.h). Without it, the
+ * kernel's own masks are in use, and neither costs what the other does.
+ */
+#ifndef __MAGPIE_IDLE_MAP_BPF_H
+#define __MAGPIE_IDLE_MAP_BPF_H
+
+const volatile bool idle_map_enabled = true;
+
+/* Bits by place. Written by the CPU itself, seldom; read by all. */
+struct sparsemask_line idle_places[MAX_LINES];
+struct idle_count idle_counts[MAX_LLCS];
+struct {
+	u32 llcs; /* that have any bit set */
+} __attribute__((aligned(64))) idle_sum;
+
+static __always_inline struct idle_count *idle_count_of(u32 llc)
+{
+	return &idle_counts[llc & (MAX_LLCS - 1)];
+}
+
+static __always_inline void set_idle_bit(s32 cpu, bool is_set)
+{
+	const volatile struct cpu_topology *topology = topology_of(cpu);
+	struct idle_count *count = idle_count_of(topology->llc);
+	u32 place = topology->place;
+	u32 line = place / SPARSEMASK_BITS;
+	u32 writes;
+
+	if (line >= MAX_LINES)
+		return;
+
+	if (is_set)
+		writes = idle_map_set(&idle_places[line], place, count, &idle_sum.llcs);
+	else
+		writes = idle_map_clear(&idle_places[line], place, count, &idle_sum.llcs);
+	if (writes)
+		count_event(state_of(bpf_get_smp_processor_id()), EVENT_IDLE_WRITE, writes);
+}
+
+/* The idle task of a CPU runs also on its way offline; then nobody shall come. */
+static __always_inline void idle_begins(struct cpu_state *state, s32 cpu)
+{
+	count_event(state, EVENT_IDLE_ENTER, 1);
+	if (!state->is_online)
+		return;
+
+	WRITE_ONCE(state->idle, IDLE_FREE);
+	set_idle_bit(cpu, true);
+}
+
+static __always_inline void idle_ends(struct cpu_state *state)
+{
+	WRITE_ONCE(state->idle, IDLE_NOT);
+}
+
+/* It was woken to look for work, has found none, and goes on idling. */
+static __always_inline void idle_goes_on(struct cpu_state *state)
+{
+	if (READ_ONCE(state->idle) > IDLE_LAST)
+		WRITE_ONCE(state->idle, IDLE_FREE);
+}
+
+static __always_inline void idle_is_over(const struct cpu_state *state, s32 cpu)
+{
+	if (READ_ONCE(state->idle) != IDLE_POLICY)
+		set_idle_bit(cpu, false);
+}
+
+static __always_inline void idle_goes_offline(struct cpu_state *state, s32 cpu)
+{
+	WRITE_ONCE(state->idle, IDLE_OFFLINE);
+	set_idle_bit(cpu, false);
+}
+
+/* A task of SCHED_IDLE begins to run, or ends. */
+static __always_inline void idle_policy_begins(struct cpu_state *state, s32 cpu)
+{
+	WRITE_ONCE(state->idle, IDLE_POLICY);
+	set_idle_bit(cpu, true);
+}
+
+static __always_inline void idle_policy_ends(struct cpu_state *state)
+{
+	if (state->idle)
+		WRITE_ONCE(state->idle, IDLE_NOT);
+}
+
+/* Global functions below: the verifier proves them once, not at every use. */
+
+/* Whether no other CPU of the core runs anything but SCHED_IDLE tasks. */
+__noinline bool is_alone_on_core(u32 cpu)
+{
+	u32 first = topology_of(cpu)->core_first;
+	u64 now = scx_bpf_now();
+	bool alone = true;
+	u32 i;
+
+	bpf_for(i, 0, topology_of(cpu)->core_size) {
+		u32 sibling = place_to_cpu(first + i);
+
+		if (sibling != NO_PLACE && sibling != cpu &&
+		    !is_word_quiet(READ_ONCE(state_of(sibling)->idle), now)) {
+			alone = false;
+			break;
+		}
+	}
+
+	return alone;
+}
+
+/* The CPU that a visit of an LLC's idle places comes to next, or NO_CPU. */
+__noinline u32 visit_idle(struct sparsemask_visit *visit)
+{
+	u32 place;
+
+	if (!visit || !sparsemask_visit_next(visit, idle_places, MAX_LINES, &place))
+		return NO_CPU;
+
+	place = place_to_cpu(place);
+	return place == NO_PLACE ? NO_CPU : place;
+}
+
+#endif /* __MAGPIE_IDLE_MAP_BPF_H */

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * idle_map.h - which CPUs are idle, without a line that every wakeup writes.
+ *
+ * Each CPU has a *word* on its own line that says exactly what it is now, and a
+ * bit in a sparsemask that says where looking is worth while. The bit is set when
+ * the CPU goes idle and stays until its first tick after that: a CPU that naps
+ * between two wakeups writes nothing shared. Each LLC counts its bits, and one
+ * number counts the LLCs that have any; both change only with bits.
+ *
+ *   goes idle:  word = free; bit set already? --yes--> done
+ *                                 | no
+ *                            set it; first of its LLC? --yes--> one LLC more
+ *   waker:      bit set? -> word free? -> claimed by compare-and-swap
+ *   busy again: word = busy, and the bit stays
+ *   tick:       bit set? --yes--> clear it; last of its LLC? --yes--> one LLC less
+ *
+ * A claim is the time at which it was made. It ends when the CPU wakes up, and of
+ * itself after CLAIM_HOLDS_NS: a waker whose task then went elsewhere would hide
+ * the CPU for as long as it idles.
+ */
+#ifndef __MAGPIE_IDLE_MAP_H
+#define __MAGPIE_IDLE_MAP_H
+
+#include "sparsemask.h"
+
+enum idle_word {
+	IDLE_NOT, /* runs a task */
+	IDLE_FREE,
+	IDLE_OFFLINE, /* its siblings have the core for themselves */
+	IDLE_POLICY, /* runs a SCHED_IDLE task, which any other may preempt */
+	IDLE_LAST = IDLE_POLICY, /* above: the time of a claim */
+};
+
+#define CLAIM_HOLDS_NS 4000000LL
+
+/* How many CPUs of an LLC have their bit set; on a line of its own. */
+struct idle_count {
+	u32 cpus;
+} __attribute__((aligned(64)));
+
+static inline bool is_word_free(u64 word, u64 now)
+{
+	return word == IDLE_FREE || (word > IDLE_LAST && (s64)(now - word) > CLAIM_HOLDS_NS);
+}
+
+/* Does not run anything that keeps the rest of its core busy? */
+static inline bool is_word_quiet(u64 word, u64 now)
+{
+	return word == IDLE_OFFLINE || word == IDLE_POLICY || is_word_free(word, now);
+}
+
+/*
+ * Take a CPU for one task, so that another waker does not send a second one there.
+ * @old is what was read, and found good, before.
+ */
+static inline bool claim_word(u64 *word, u64 old, u64 now)
+{
+	return __sync_val_compare_and_swap(word, old, now) == old;
+}
+
+/* Both return how many writes to shared lines it took, none if the bit was so already. */
+static inline u32 idle_map_set(struct sparsemask_line *line, u32 place, struct idle_count *llc,
+			       u32 *nr_llcs)
+{
+	if (!sparsemask_line_set(line, place))
+		return 0;
+	if (__sync_fetch_and_add(&llc->cpus, 1))
+		return 2;
+
+	__sync_fetch_and_add(nr_llcs, 1);
+	return 3;
+}
+
+static inline u32 idle_map_clear(struct sparsemask_line *line, u32 place, struct idle_count *llc,
+				 u32 *nr_llcs)
+{
+	if (!sparsemask_line_clear(line, place))
+		return 0;
+	if (__sync_fetch_and_add(&llc->cpus, -1) != 1)
+		return 2;
+
+	__sync_fetch_and_add(nr_llcs, -1);
+	return 3;
+}
+
+#endif /* __MAGPIE_IDLE_MAP_H */

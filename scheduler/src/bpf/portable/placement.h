@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * placement.h - in which order a woken task's CPU is looked for.
+ *
+ * The order and the searches, without saying how a CPU is asked: whoever includes
+ * this defines the functions below, the BPF side over the kernel's tasks, the
+ * tests over machines that they make up.
+ *
+ * Why: see wakeup.bpf.h.
+ */
+#ifndef __MAGPIE_PLACEMENT_H
+#define __MAGPIE_PLACEMENT_H
+
+#include "sparsemask.h"
+
+enum wakeup_step {
+	STEP_PREVIOUS,
+	STEP_RECENT,
+	STEP_WAKER,
+	STEP_IDLE_CORE,
+	STEP_IDLE_CPU,
+	STEP_BEYOND,
+	STEP_QUEUE, /* nothing idles: wait at the previous CPU */
+};
+
+#define NO_CPU (~0U)
+
+struct task_struct;
+
+struct placement {
+	u64 now;
+	u32 previous; /* CPU, as all of these */
+	u32 recent; /* where it ran before that, or NO_CPU */
+	u32 waker;
+	u32 looks; /* CPUs that a search of one LLC looks at */
+	bool is_sync; /* the waker says that it is about to sleep */
+	bool wants_core; /* idle cores before idle CPUs */
+	bool wants_fast; /* no CPU of low capacity, as long as there are others */
+	bool may_go_far; /* worth being moved to another LLC */
+	bool may_preempt; /* a SCHED_IDLE task, so that its CPU counts as idle */
+
+	/* Of the search. */
+	u32 cpu; /* found */
+	u32 second_best; /* idle, but not all that is wanted */
+	bool preempts; /* a SCHED_IDLE task runs on the found one */
+};
+
+#define __by_includer __attribute__((visibility("hidden")))
+
+/* Whether the task may run there, and should. */
+__by_includer bool may_place(const struct task_struct *task, u32 cpu);
+/* Whether the CPU is as fast as the task wants it. */
+__by_includer bool is_fast(u32 cpu);
+/* Whether the CPU is idle now and nobody else has claimed it. */
+__by_includer bool is_free(const struct placement *at, u32 cpu);
+/* Claims it if it is free, and says whether it preempts there. */
+__by_includer bool claim_cpu(struct placement *at, u32 cpu);
+/* Whether no other CPU of the core runs anything. */
+__by_includer bool is_alone_on_core(u32 cpu);
+/* Whether the waker leaves its CPU to the task when it goes to sleep. */
+__by_includer bool leaves_cpu(const struct placement *at);
+__by_includer u32 cpu_to_llc(u32 cpu);
+/* The other LLCs, nearest first: the i-th from this one, from 1. */
+__by_includer u32 nth_llc(u32 llc, u32 i);
+__by_includer u32 count_llcs(void);
+/* Any idle CPU there, or recently? And in any LLC but this one? */
+__by_includer bool has_llc_idle(u32 llc);
+__by_includer bool have_others_idle(u32 llc);
+/* A visit of the CPUs that may be idle, and the next of them or NO_CPU. */
+__by_includer void begin_visit(struct sparsemask_visit *visit, u32 llc, u32 near_cpu);
+__by_includer u32 visit_idle(struct sparsemask_visit *visit);
+
+static inline bool is_perfect(const struct placement *at, u32 cpu)
+{
+	return (!at->wants_core || is_alone_on_core(cpu)) && (!at->wants_fast || is_fast(cpu));
+}
+
+/* One CPU that is known by name. */
+static inline bool take(struct placement *at, const struct task_struct *task, u32 cpu)
+{
+	if (!may_place(task, cpu) || !is_free(at, cpu) || !is_perfect(at, cpu) ||
+	    !claim_cpu(at, cpu))
+		return false;
+
+	at->cpu = cpu;
+	return true;
+}
+
+/*
+ * The CPUs of an LLC that may be idle, from near another CPU and once around, so
+ * that wakers do not converge; at most at->looks of them. The first that is all
+ * that is wanted, or else the first that is idle.
+ */
+__proved_once int search_llc(struct placement *at __arg_nonnull,
+			     struct task_struct *task __arg_trusted, u32 llc, u32 near_cpu)
+{
+	struct sparsemask_visit visit;
+	bool found = false;
+	u32 i;
+
+	at->second_best = NO_CPU;
+	begin_visit(&visit, llc, near_cpu);
+	for_bounded(i, 0, at->looks) {
+		u32 cpu = visit_idle(&visit);
+
+		if (cpu == NO_CPU)
+			break;
+		if (!may_place(task, cpu) || !is_free(at, cpu))
+			continue;
+		if (!is_perfect(at, cpu)) {
+			if (at->second_best == NO_CPU || cpu == at->previous)
+				at->second_best = cpu;
+			continue;
+		}
+		if (claim_cpu(at, cpu)) {
+			at->cpu = cpu;
+			found = true;
+			break;
+		}
+	}
+
+	if (found)
+		return at->wants_core ? STEP_IDLE_CORE : STEP_IDLE_CPU;
+	if (at->second_best == NO_CPU || !claim_cpu(at, at->second_best))
+		return STEP_QUEUE;
+
+	at->cpu = at->second_best;
+	return STEP_IDLE_CPU;
+}
+
+/* The waker's LLC first, where what it wrote is in the cache; then all, nearest first. */
+__proved_once int search_beyond(struct placement *at __arg_nonnull,
+				struct task_struct *task __arg_trusted, u32 llc)
+{
+	u32 wakers = cpu_to_llc(at->waker);
+	bool found = false;
+	u32 i;
+
+	if (!have_others_idle(llc))
+		return STEP_QUEUE;
+	if (wakers != llc && search_llc(at, task, wakers, at->waker) != STEP_QUEUE)
+		return STEP_BEYOND;
+
+	for_bounded(i, 1, count_llcs()) {
+		u32 other = nth_llc(llc, i);
+
+		if (other == wakers || !has_llc_idle(other))
+			continue;
+		if (search_llc(at, task, other, at->waker) != STEP_QUEUE) {
+			found = true;
+			break;
+		}
+	}
+
+	return found ? STEP_BEYOND : STEP_QUEUE;
+}
+
+/* Any idle CPU, nearest to the previous one first. */
+static inline int search_idle(struct placement *at, struct task_struct *task)
+{
+	u32 llc = cpu_to_llc(at->previous);
+	int step = search_llc(at, task, llc, at->previous);
+
+	return step == STEP_QUEUE && at->may_go_far ? search_beyond(at, task, llc) : step;
+}
+
+/*
+ * The whole order. at->cpu is the CPU, claimed unless the step is STEP_WAKER or
+ * STEP_QUEUE.
+ */
+static inline int choose_cpu(struct placement *at, struct task_struct *task)
+{
+	at->cpu = at->previous;
+
+	if (take(at, task, at->previous))
+		return STEP_PREVIOUS;
+	if (at->recent != NO_CPU && at->recent != at->previous && at->recent != at->waker &&
+	    cpu_to_llc(at->recent) == cpu_to_llc(at->waker) && take(at, task, at->recent))
+		return STEP_RECENT;
+	if (at->is_sync && may_place(task, at->waker) && is_perfect(at, at->waker) &&
+	    leaves_cpu(at)) {
+		at->cpu = at->waker;
+		return STEP_WAKER;
+	}
+
+	return search_idle(at, task);
+}
+
+#endif /* __MAGPIE_PLACEMENT_H */
