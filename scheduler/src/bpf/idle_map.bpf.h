@@ -55,6 +55,17 @@ static __always_inline void set_idle_bit(s32 cpu, bool is_set)
 		count_event(state_of(bpf_get_smp_processor_id()), EVENT_IDLE_WRITE, writes);
 }
 
+/*
+ * When the scheduler starts: a CPU that idles then says so only the next time, so each
+ * online one counts as idle. One that does not says so at its next tick or switch.
+ */
+static __always_inline void idle_is_assumed(struct cpu_state *state, s32 cpu)
+{
+	state->idle = state->is_online ? IDLE_FREE : IDLE_OFFLINE;
+	if (state->is_online)
+		set_idle_bit(cpu, true);
+}
+
 /* The idle task of a CPU runs also on its way offline; then nobody shall come. */
 static __always_inline void idle_begins(struct cpu_state *state, s32 cpu)
 {
@@ -78,10 +89,14 @@ static __always_inline void idle_goes_on(struct cpu_state *state)
 		WRITE_ONCE(state->idle, IDLE_FREE);
 }
 
-static __always_inline void idle_is_over(const struct cpu_state *state, s32 cpu)
+static __always_inline void idle_is_over(struct cpu_state *state, s32 cpu)
 {
-	if (READ_ONCE(state->idle) != IDLE_POLICY)
-		set_idle_bit(cpu, false);
+	if (state->idle == IDLE_POLICY)
+		return;
+
+	set_idle_bit(cpu, false);
+	if (state->idle)
+		WRITE_ONCE(state->idle, IDLE_NOT);
 }
 
 static __always_inline void idle_goes_offline(struct cpu_state *state, s32 cpu)

@@ -353,8 +353,8 @@ static void find_online_cpus(void)
 
 		state->looks = MOST_LOOKS;
 		state->is_online = bpf_cpumask_test_cpu(cpu, online);
-		if (!state->is_online)
-			state->idle = IDLE_OFFLINE;
+		if (idle_map_enabled)
+			idle_is_assumed(state, cpu);
 	}
 
 	scx_bpf_put_cpumask(online);

@@ -37,7 +37,7 @@ const volatile bool wakeup_idle_core = true;
 /* CPUs of different speed: set by user space. */
 const volatile bool is_hybrid = false;
 
-#define FEWEST_LOOKS 4
+#define FEWEST_LOOKS 8
 #define MOST_LOOKS 64
 
 /* A task that runs for less is cheaper to keep waiting than to move to another LLC. */
@@ -73,9 +73,17 @@ bool claim_cpu(struct placement *at, u32 cpu)
 	return claim_word(word, old, at->now);
 }
 
+/*
+ * That a wakeup is called synchronous says little: every write to a pipe or a socket
+ * is. So the waker must also be one that sleeps often. When all were believed, tasks
+ * waited behind wakers that went on, beside idle CPUs, and hackbench took twice as
+ * long.
+ */
 bool leaves_cpu(const struct placement *at)
 {
-	return !scx_bpf_dsq_nr_queued(at->waker) &&
+	struct task_state *waker = task_state(bpf_get_current_task_btf());
+
+	return waker && waker->avg_burst < WORTH_MOVING_NS && !scx_bpf_dsq_nr_queued(at->waker) &&
 	       !scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | at->waker);
 }
 
@@ -140,7 +148,7 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 		.is_sync = wake_flags & SCX_WAKE_SYNC,
 		.wants_core = wakeup_idle_core,
 		.wants_fast = is_hybrid && ts->avg_burst >= slice_ns / 2,
-		.may_go_far = ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS,
+		.may_go_far = true,
 		.may_preempt = p->policy != SCHED_IDLE,
 	};
 	u32 step = choose_cpu(&at, p);
