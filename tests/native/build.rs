@@ -63,6 +63,7 @@ fn main() {
     checked(&portable)
         .file("c/arithmetic_shim.c")
         .file("c/governor_shim.c")
+        .file("c/placement_shim.c")
         .compile("magpie_arithmetic");
 
     // The tests that compile C programs themselves use the same compiler.

@@ -148,7 +148,7 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 		.is_sync = wake_flags & SCX_WAKE_SYNC,
 		.wants_core = wakeup_idle_core,
 		.wants_fast = is_hybrid && ts->avg_burst >= slice_ns / 2,
-		.may_go_far = true,
+		.may_go_far = ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS,
 		.may_preempt = p->policy != SCHED_IDLE,
 	};
 	u32 step = choose_cpu(&at, p);

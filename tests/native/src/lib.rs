@@ -8,6 +8,7 @@
 //! - [`sparsemask`]: the bitmap over cache lines, in every layout that is measured
 //! - [`arithmetic`]: averages, weights, virtual time
 //! - [`governor`]: how many cores a guest should use
+//! - [`placement`]: where a woken task runs, and which CPUs are idle
 //! - [`contention`]: the benchmark behind `docs/sparsemask.md`
 //!
 //! `tests/` holds the tests: properties against models, stores counted by the memory protection,
@@ -16,6 +17,7 @@
 pub mod arithmetic;
 pub mod contention;
 pub mod governor;
+pub mod placement;
 pub mod sparsemask;
 
 /// The C compiler that the headers were compiled with.
