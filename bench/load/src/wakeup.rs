@@ -172,6 +172,8 @@ fn wake_and_count(
     task: &thread::Thread,
 ) -> Result<BTreeMap<usize, u32>> {
     sys::set_affinity(0, &CpuSet::of([args.waker]))?;
+    // A scheduler may know tasks by their habits: not by how they were started.
+    (0..50).for_each(|_| thread::sleep(Duration::from_millis(1)));
     let mut counts = BTreeMap::new();
     for round in 1..=args.rounds {
         wait_until(|| shared.sleeps.swap(false, Ordering::AcqRel))

@@ -78,7 +78,7 @@ void BPF_STRUCT_OPS(magpie_enqueue, struct task_struct *p, u64 enq_flags)
 
 	set_overloaded(cpu, true);
 	if (!(enq_flags & SCX_ENQ_WAKEUP))
-		push(p, ts, cpu);
+		push(p, ts, cpu, enq_flags);
 }
 
 /*
@@ -151,6 +151,8 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 	start_running(state, ts);
 	if (idle_map_enabled && p->policy == SCHED_IDLE)
 		idle_policy_begins(state, cpu);
+	if (preferred_enabled)
+		note_running(state);
 }
 
 void BPF_STRUCT_OPS(magpie_stopping, struct task_struct *p, bool runnable)
@@ -180,22 +182,12 @@ bool BPF_STRUCT_OPS(magpie_yield, struct task_struct *from, struct task_struct *
 	return false;
 }
 
-#define TICK_LOOKS 32 /* waiting tasks that a tick looks at */
-
-/*
- * The net under all of the above, once a tick on every busy CPU: for each of the
- * first tasks that wait here, an idle CPU that may run it is woken to look for it.
- * The task's affinity is tested before the kick; without that, thousands of kicks
- * find nothing they may run.
- */
+/* The net under all of the above, once a tick on every busy CPU: see push.bpf.h. */
 void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 {
 	s32 cpu = scx_bpf_task_cpu(p);
 	struct cpu_state *state = state_of(cpu);
 	struct task_state *ts = task_state(p);
-	struct task_struct *waiting;
-	bool may_move = false;
-	u32 looks = 0;
 
 	if (ts)
 		publish_clock(state, ts, cpu);
@@ -209,18 +201,7 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 		}
 	}
 
-	bpf_for_each(scx_dsq, waiting, cpu, 0) {
-		if (++looks > TICK_LOOKS)
-			break;
-		if (is_pinned(waiting))
-			continue;
-
-		may_move = true;
-		if (!kick_idle_for(waiting) && waiting->nr_cpus_allowed >= nr_cpus)
-			break; /* nothing idles */
-	}
-
-	set_overloaded(cpu, may_move || looks > TICK_LOOKS);
+	set_overloaded(cpu, offer_waiting(cpu));
 }
 
 void BPF_STRUCT_OPS(magpie_update_idle, s32 cpu, bool idle)
@@ -320,6 +301,7 @@ void BPF_STRUCT_OPS(magpie_cpu_release, s32 cpu, struct scx_cpu_release_args *ar
 	if (preferred_enabled)
 		forget_tick(state_of(cpu));
 	scx_bpf_reenqueue_local();
+	offer_waiting(cpu);
 }
 
 /*

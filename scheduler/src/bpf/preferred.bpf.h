@@ -262,11 +262,20 @@ static __always_inline void forget_tick(struct cpu_state *state)
 	state->last_tick = 0;
 }
 
-/* Leaving idle: the next tick is measured from here. */
+/*
+ * The first task of ours after that, or after idle: the next tick is measured from
+ * here. From the end of idle it was too early: a real-time task that woke the CPU, and
+ * had no tick of ours, looked like a host that took it.
+ */
+static __always_inline void note_running(struct cpu_state *state)
+{
+	if (!state->last_tick)
+		state->last_tick = scx_bpf_now();
+}
+
 static __always_inline void note_busy(struct cpu_state *state)
 {
-	state->last_tick = scx_bpf_now();
-	state->busy_since = state->last_tick;
+	state->busy_since = scx_bpf_now();
 }
 
 static __always_inline void note_idle(struct cpu_state *state)

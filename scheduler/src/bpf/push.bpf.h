@@ -10,12 +10,14 @@
  *
  *   queued, and not by a wakeup?        --no--> nothing: wakeups look by themselves
  *        | yes
- *   ran for less than a move costs, or
+ *   runs for less than a move costs, or
+ *   was preempted by one that does, or
  *   one was pushed from here just now?  --yes-> the tick will see
  *        | no
  *   idle CPU that it may use?           --yes-> claimed, told to search, kicked
  *
- * The tick is the net under it: it nominates for whatever waits.
+ * The net under it, with and without push: a tick offers whatever waits, and so does
+ * the moment at which a real-time task takes the CPU, which will have no tick of ours.
  *
  * What it does not do: say which task to take. The idle CPU takes the first one of
  * the nearest overloaded CPU, which on its way there may be a better one.
@@ -24,9 +26,6 @@
 #define __MAGPIE_PUSH_BPF_H
 
 const volatile bool push_enabled = true;
-
-/* At most one push in this time from one CPU; the kick is an interrupt. */
-const volatile u64 push_interval_ns = 100000;
 
 /* An idle CPU that a waiting task may use, claimed, or a negative number. */
 static __always_inline s32 pick_idle_for(struct task_struct *p)
@@ -60,11 +59,45 @@ static __always_inline bool kick_idle_for(struct task_struct *p)
 	return true;
 }
 
+#define TICK_LOOKS 32 /* waiting tasks that are offered at once */
+
+/*
+ * For each of the first tasks that wait here, an idle CPU that may run it is woken to
+ * look for it. The task's affinity is tested before the kick; without that, thousands
+ * of kicks find nothing they may run. Returns whether any may leave.
+ */
+static __always_inline bool offer_waiting(s32 cpu)
+{
+	struct task_struct *waiting;
+	bool may_move = false;
+	u32 looks = 0;
+
+	bpf_for_each(scx_dsq, waiting, cpu, 0) {
+		if (++looks > TICK_LOOKS)
+			break;
+		if (is_pinned(waiting))
+			continue;
+
+		may_move = true;
+		if (!kick_idle_for(waiting) && waiting->nr_cpus_allowed >= nr_cpus)
+			break; /* nothing idles */
+	}
+
+	return may_move || looks > TICK_LOOKS;
+}
+
 /* The task has been queued on this CPU's runqueue, and not by a wakeup. */
-static __always_inline void push(struct task_struct *p, const struct task_state *ts, s32 cpu)
+static __always_inline void push(struct task_struct *p, const struct task_state *ts, s32 cpu,
+				 u64 enq_flags)
 {
 	struct cpu_state *state = state_of(cpu);
 	u64 now = scx_bpf_now();
+
+	/* Thrown out of the local queue: a real-time task runs, and no tick will see. */
+	if (enq_flags & SCX_ENQ_REENQ) {
+		kick_idle_for(p);
+		return;
+	}
 
 	if (!push_enabled || request(ts) <= SHORTEST_REQUEST_NS ||
 	    time_before(now, state->next_push))

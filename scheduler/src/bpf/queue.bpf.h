@@ -53,6 +53,12 @@ const volatile bool preempt_enabled = true;
 /* How far before the running task a woken one must be to preempt it. */
 const volatile u64 preempt_margin_ns = 1000000;
 
+/*
+ * At most one push in this time from one CPU (push.bpf.h), and none in it after a
+ * preemption that should be over by then.
+ */
+const volatile u64 push_interval_ns = 100000;
+
 /* How long a task runs undisturbed once it has the CPU. */
 const volatile u64 preempt_protect_ns = 1000000;
 
@@ -233,6 +239,9 @@ static __always_inline bool queue_task(struct task_struct *p, struct task_state 
 		if (should_preempt(p, ts, state)) {
 			/* Once: the next wakeup must not queue up behind this one. */
 			WRITE_ONCE(state->preempt_key, 0);
+			/* Soon over, and not worth moving the preempted task for. */
+			if (ts->avg_burst < push_interval_ns)
+				WRITE_ONCE(state->next_push, scx_bpf_now() + push_interval_ns);
 			count_event(here, EVENT_PREEMPT, 1);
 			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags | SCX_ENQ_PREEMPT);
 			return false;

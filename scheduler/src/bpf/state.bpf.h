@@ -26,6 +26,7 @@ struct cpu_state {
 	u64 clock; /* virtual time of this runqueue: where new tasks join */
 	u64 preempt_key; /* key of the running task, 0: not to be preempted */
 	u64 running_since; /* valid while preempt_key is set */
+	u64 next_push; /* when a waiting task may have an idle CPU woken again */
 	u64 idle; /* enum idle_word, or the time at which a waker claimed it */
 
 	/*
@@ -38,7 +39,6 @@ struct cpu_state {
 	u64 steal_cost[NR_DISTANCES]; /* moving average of searches, ns */
 	u64 next_balance; /* when a busy CPU looks around again */
 	u64 next_rotation; /* and when it may take the odd task of another LLC */
-	u64 next_push; /* when a waiting task may have an idle CPU woken again */
 	u64 last_tick; /* 0 while idle; for late ticks */
 	u64 late_ns; /* sum of what ticks came late by */
 	u64 busy_since; /* 0 while idle */

@@ -11,7 +11,9 @@
  *   recent CPU (before the previous), near the waker,
  *   core idle?                                               --yes--> there
  *   synchronous, and the waker leaves an idle core behind?   --yes--> waker's queue
- *   idle core in the LLC? -- else idle CPU in the LLC?       --yes--> there
+ *   idle core in the LLC?                                    --yes--> there
+ *   idle core in another LLC, for a task that runs long?     --yes--> there
+ *   idle CPU in the LLC?                                     --yes--> there
  *   idle CPU in another LLC, and worth the move?             --yes--> there
  *   otherwise: the previous CPU's queue, and steal.bpf.h advertises it
  *
@@ -42,6 +44,16 @@ const volatile bool is_hybrid = false;
 
 /* A task that runs for less is cheaper to keep waiting than to move to another LLC. */
 #define WORTH_MOVING_NS 30000
+
+/*
+ * One that runs for more loses less by a cold cache than by sharing a core: the kernel's
+ * migration cost. Otherwise three tasks stay on the two cores of an LLC for ever, beside
+ * an LLC with one.
+ */
+#define WORTH_A_CORE_NS 500000
+
+/* A waker that runs for less between two sleeps is believed to sleep next. */
+#define SLEEPS_SOON_NS 100000
 
 bool may_place(const struct task_struct *task, u32 cpu)
 {
@@ -83,7 +95,7 @@ bool leaves_cpu(const struct placement *at)
 {
 	struct task_state *waker = task_state(bpf_get_current_task_btf());
 
-	return waker && waker->avg_burst < WORTH_MOVING_NS && !scx_bpf_dsq_nr_queued(at->waker) &&
+	return waker && waker->avg_burst < SLEEPS_SOON_NS && !scx_bpf_dsq_nr_queued(at->waker) &&
 	       !scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | at->waker);
 }
 
@@ -149,6 +161,7 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 		.wants_core = wakeup_idle_core,
 		.wants_fast = is_hybrid && ts->avg_burst >= slice_ns / 2,
 		.may_go_far = ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS,
+		.core_is_worth_it = wakeup_idle_core && ts->avg_burst >= WORTH_A_CORE_NS,
 		.may_preempt = p->policy != SCHED_IDLE,
 	};
 	u32 step = choose_cpu(&at, p);

@@ -68,8 +68,12 @@ pub struct Wakeup {
     pub wants_fast: bool,
     /// Also in other LLCs.
     pub may_go_far: bool,
+    /// There for an idle core, rather than share one at home.
+    pub core_is_worth_it: bool,
     /// CPUs that run SCHED_IDLE tasks count as idle.
     pub may_preempt: bool,
+    /// Only what is all that is wanted.
+    pub only_perfect: bool,
     /// What the search found.
     pub cpu: u32,
     /// What else it saw.
@@ -91,7 +95,9 @@ impl Wakeup {
             wants_core: true,
             wants_fast: false,
             may_go_far: true,
+            core_is_worth_it: false,
             may_preempt: true,
+            only_perfect: false,
             cpu: NO_CPU,
             second_best: NO_CPU,
             preempts: false,

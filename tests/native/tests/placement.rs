@@ -97,6 +97,24 @@ fn then_an_idle_core_an_idle_cpu_another_llc_and_the_queue() {
 }
 
 #[test]
+fn a_task_that_runs_long_prefers_a_far_idle_core_to_sharing_one() {
+    let mut machine = small();
+    machine.set([1, 3], Cpu::Busy);
+    let long = Wakeup {
+        core_is_worth_it: true,
+        ..Wakeup::new(2, 0)
+    };
+    assert_eq!(choose(&mut machine.clone(), long.clone()).0, Step::Beyond);
+    machine.set([4, 6], Cpu::Busy);
+    assert_eq!(
+        choose(&mut machine.clone(), long.clone()),
+        (Step::IdleCpu, 2)
+    );
+    machine.set([0, 2], Cpu::Busy);
+    assert_eq!(choose(&mut machine, long).0, Step::Beyond);
+}
+
+#[test]
 fn without_idle_cores_any_idle_cpu_will_do() {
     let mut machine = small();
     machine.set([3], Cpu::Busy);
@@ -168,7 +186,7 @@ proptest! {
         idle in any::<u64>(),
         allowed in any::<u64>(),
         named in (any::<u32>(), any::<u32>(), any::<u32>()),
-        flags in any::<[bool; 3]>(),
+        flags in any::<[bool; 4]>(),
     ) {
         let mut machine = Machine::new(shape.0, shape.1, shape.2, shape.3);
         let cpus = machine.cpus();
@@ -177,6 +195,7 @@ proptest! {
             recent: if flags[0] { NO_CPU } else { named.2 % cpus },
             is_sync: flags[1],
             wants_core: flags[2],
+            core_is_worth_it: flags[3],
             ..Wakeup::new(named.0 % cpus, named.1 % cpus)
         };
         let (step, cpu) = machine.choose(allowed, &mut at);

@@ -37,9 +37,11 @@ struct placement {
 	bool wants_core; /* idle cores before idle CPUs */
 	bool wants_fast; /* no CPU of low capacity, as long as there are others */
 	bool may_go_far; /* worth being moved to another LLC */
+	bool core_is_worth_it; /* ... rather than to share a core at home */
 	bool may_preempt; /* a SCHED_IDLE task, so that its CPU counts as idle */
 
 	/* Of the search. */
+	bool only_perfect; /* nothing second best */
 	u32 cpu; /* found */
 	u32 second_best; /* idle, but not all that is wanted */
 	bool preempts; /* a SCHED_IDLE task runs on the found one */
@@ -86,6 +88,15 @@ static inline bool take(struct placement *at, const struct task_struct *task, u3
 	return true;
 }
 
+static inline int take_second_best(struct placement *at)
+{
+	if (at->second_best == NO_CPU || !claim_cpu(at, at->second_best))
+		return STEP_QUEUE;
+
+	at->cpu = at->second_best;
+	return STEP_IDLE_CPU;
+}
+
 /*
  * The CPUs of an LLC that may be idle, from near another CPU and once around, so
  * that wakers do not converge; at most at->looks of them. The first that is all
@@ -121,11 +132,8 @@ __proved_once int search_llc(struct placement *at __arg_nonnull,
 
 	if (found)
 		return at->wants_core ? STEP_IDLE_CORE : STEP_IDLE_CPU;
-	if (at->second_best == NO_CPU || !claim_cpu(at, at->second_best))
-		return STEP_QUEUE;
 
-	at->cpu = at->second_best;
-	return STEP_IDLE_CPU;
+	return at->only_perfect ? STEP_QUEUE : take_second_best(at);
 }
 
 /* The waker's LLC first, where what it wrote is in the cache; then all, nearest first. */
@@ -159,9 +167,26 @@ __proved_once int search_beyond(struct placement *at __arg_nonnull,
 static inline int search_idle(struct placement *at, struct task_struct *task)
 {
 	u32 llc = cpu_to_llc(at->previous);
-	int step = search_llc(at, task, llc, at->previous);
+	u32 at_home;
+	int step;
 
-	return step == STEP_QUEUE && at->may_go_far ? search_beyond(at, task, llc) : step;
+	at->only_perfect = at->core_is_worth_it;
+	step = search_llc(at, task, llc, at->previous);
+	if (step != STEP_QUEUE)
+		return step;
+
+	if (at->only_perfect) {
+		at_home = at->second_best;
+		if (at_home != NO_CPU && search_beyond(at, task, llc) != STEP_QUEUE)
+			return STEP_BEYOND;
+
+		at->only_perfect = false;
+		at->second_best = at_home;
+		if (take_second_best(at) != STEP_QUEUE)
+			return STEP_IDLE_CPU;
+	}
+
+	return at->may_go_far ? search_beyond(at, task, llc) : STEP_QUEUE;
 }
 
 /*

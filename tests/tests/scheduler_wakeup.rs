@@ -1,0 +1,166 @@
+//! Mechanism 2: a woken task's CPU, step by step of the order; 4b: what knowing the idle CPUs costs.
+
+use anyhow::{Context, Result, ensure};
+use magpie_lab::Guest;
+use magpie_tests::scheduler::{VT8, boot_for_magpie, counters, grown, json, number, shell, under};
+use serde_json::Value;
+
+/// CPUs 0-3 and 4-7 are LLCs, 0 and 1, 2 and 3 and so on siblings.
+struct Situation {
+    /// Which step finds the CPU: its counter.
+    step: &'static str,
+    /// The task's history, its waker and what else is busy: options of `magpie-load wakeup`.
+    options: &'static str,
+    /// CPUs that the step may choose, and those without a preference for idle cores.
+    with: &'static [u32],
+    without: &'static [u32],
+}
+
+/// The task slept on CPU 2 in each. Where it is not about that, the core of its previous CPU is busy.
+const SITUATIONS: [Situation; 6] = [
+    Situation {
+        step: "wake_previous",
+        options: "--waker 0 --recent 6 --busy 5",
+        with: &[2],
+        without: &[2],
+    },
+    Situation {
+        step: "wake_recent",
+        options: "--waker 4 --recent 6 --busy 3",
+        with: &[6],
+        without: &[2],
+    },
+    // The recent CPU is far from the waker.
+    Situation {
+        step: "wake_waker",
+        options: "--waker 4 --recent 1 --busy 3 --sync",
+        with: &[4],
+        without: &[2],
+    },
+    Situation {
+        step: "wake_core",
+        options: "--waker 4 --recent 1 --busy 3",
+        with: &[0, 1],
+        without: &[2],
+    },
+    Situation {
+        step: "wake_cpu",
+        options: "--waker 4 --busy 1,3",
+        with: &[2],
+        without: &[2],
+    },
+    Situation {
+        step: "wake_beyond",
+        options: "--waker 4 --busy 0-3",
+        with: &[6, 7],
+        without: &[5, 6, 7],
+    },
+];
+
+const ROUNDS: u64 = 20;
+
+/// How often the task woke on one of these CPUs.
+fn woken_on(found: &Value, cpus: &[u32]) -> Result<u64> {
+    let counts = found["cpus"].as_object().context("no counts")?;
+    let of = |cpu: &u32| counts.get(&cpu.to_string()).and_then(Value::as_u64);
+    Ok(cpus.iter().filter_map(of).sum())
+}
+
+fn wake(guest: &mut Guest, options: &str) -> Result<Value> {
+    json(
+        guest,
+        &format!("magpie-load wakeup --json --previous 2 --rounds {ROUNDS} {options}"),
+    )
+}
+
+/// All but a few: tasks of the kernel use CPUs, too.
+fn must_wake_on(guest: &mut Guest, options: &str, cpus: &[u32]) -> Result<()> {
+    let found = wake(guest, options)?;
+    println!("{options}: {}", found["cpus"]);
+    ensure!(
+        10 * woken_on(&found, cpus)? >= 9 * ROUNDS,
+        "with {options} it should wake on one of {cpus:?}: {found}"
+    );
+    Ok(())
+}
+
+#[test]
+fn each_step_of_the_order_chooses_its_cpu() -> Result<()> {
+    let mut guest = boot_for_magpie(VT8, |_| {})?;
+    under(&mut guest, "scx_magpie", |guest| {
+        for situation in SITUATIONS {
+            let before = counters(guest)?;
+            must_wake_on(guest, situation.options, situation.with)?;
+            let chosen = grown(&before, &counters(guest)?, situation.step)?;
+            ensure!(
+                10 * chosen >= 9 * ROUNDS,
+                "{} counted {chosen} of {ROUNDS}",
+                situation.step
+            );
+        }
+        // Nothing idles: it waits for its previous CPU. Tasks of SCHED_IDLE it preempts.
+        must_wake_on(guest, "--waker 4 --busy 0-7", &[2])?;
+        must_wake_on(guest, "--waker 4 --busy 0-7 --busy-idle-policy", &[2])
+    })?;
+    under(&mut guest, "scx_magpie --no-wakeup-idle-core", |guest| {
+        SITUATIONS
+            .iter()
+            .try_for_each(|situation| must_wake_on(guest, situation.options, situation.without))
+    })?;
+    guest.into_guest().shutdown()
+}
+
+/// Percent of the time in which threads share a core beside an idle one, and moves a second; of three
+/// and of four threads on four cores.
+fn sharing(guest: &mut Guest, scheduler: &str) -> Result<f64> {
+    let mut sum = 0.0;
+    for threads in [3, 4] {
+        let load = format!("magpie-load core-sharing --json --seconds 1 --threads {threads}");
+        let found = json(guest, &load)?;
+        let shared = number(&found, "/shared_percent")?;
+        let moves = number(&found, "/moves_per_second")?;
+        println!("{scheduler}, {threads} threads: {shared:.2} % shared, {moves:.1} moves a second");
+        sum += shared;
+    }
+    Ok(sum)
+}
+
+#[test]
+fn busy_threads_do_not_share_a_core_beside_an_idle_one() -> Result<()> {
+    let mut guest = boot_for_magpie(VT8, |_| {})?;
+    sharing(&mut guest, "EEVDF")?;
+    let [with, without] = ["scx_magpie", "scx_magpie --no-wakeup-idle-core"]
+        .map(|scheduler| under(&mut guest, scheduler, |guest| sharing(guest, scheduler)));
+    let (with, without) = (with?, without?);
+    ensure!(with < 1.0, "they shared cores for {with} % of the time");
+    ensure!(
+        without > 4.0,
+        "without a preference for idle cores they share none either: {without} %"
+    );
+    guest.into_guest().shutdown()
+}
+
+/// One mask of the whole machine is written twice for each time a CPU idles.
+#[test]
+fn going_idle_writes_little_that_is_shared() -> Result<()> {
+    let mut guest = boot_for_magpie(VT8, |_| {})?;
+    under(&mut guest, "scx_magpie", |guest| {
+        for load in [
+            "magpie-load pipe --json --loops 3000",
+            "hackbench -g 1 -l 100",
+        ] {
+            let before = counters(guest)?;
+            shell(guest, load)?;
+            let after = counters(guest)?;
+            let idle = grown(&before, &after, "idle_enter")?;
+            let writes = grown(&before, &after, "idle_write")?;
+            println!("{load}: {idle} times idle, {writes} writes to shared lines");
+            ensure!(
+                5 * writes <= 2 * idle,
+                "{writes} writes for {idle} times idle under {load}"
+            );
+        }
+        Ok(())
+    })?;
+    guest.into_guest().shutdown()
+}
