@@ -77,7 +77,7 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
 pub fn find_scheduler(name: &str) -> Result<PathBuf> {
     let remedy = match name {
         "scx_magpie" => "build it: cargo build --release -p scx_magpie".into(),
-        peer => format!("install it: cargo install {peer} --root target/peers"),
+        peer => format!("install it: magpie bench peers install {peer}"),
     };
     find_program(name).with_context(|| {
         format!("no scheduler `{name}` in target/release, target/peers/bin or PATH; {remedy}")
@@ -116,7 +116,7 @@ mod tests {
     fn a_missing_program_is_named_with_its_remedy() {
         let error = find_scheduler("scx_no_such_thing").unwrap_err().to_string();
         assert!(
-            error.contains("cargo install scx_no_such_thing --root target/peers"),
+            error.contains("magpie bench peers install scx_no_such_thing"),
             "{error}"
         );
     }

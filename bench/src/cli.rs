@@ -11,6 +11,7 @@ use magpie_lab::{GuestOptions, KernelChoice, Machine, Progress as LabProgress};
 use crate::callbacks;
 use crate::candidate::{self, Candidate};
 use crate::compare::{Gate, compare, parse_percent};
+use crate::peers;
 use crate::place::{Host, Place, Vm};
 use crate::plot;
 use crate::progress::Progress;
@@ -56,6 +57,7 @@ enum Command {
     Workloads,
     /// Show what each operation of schedulers costs per call
     Callbacks(callbacks::Args),
+    Peers(peers::Args),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -187,6 +189,7 @@ pub fn run(args: Args) -> Result<u8> {
             Ok(0)
         }
         Some(Command::Callbacks(args)) => callbacks::run(&args),
+        Some(Command::Peers(args)) => peers::run(&args),
         None => run_measure(&args.measure),
     }
 }
@@ -510,7 +513,7 @@ mod tests {
         };
         let error = find_programs(&args, &mut suite).unwrap_err().to_string();
         assert!(
-            error.contains("cargo install scx_no_such_thing --root target/peers"),
+            error.contains("magpie bench peers install scx_no_such_thing"),
             "{error}"
         );
     }

@@ -21,6 +21,7 @@ pub mod cli;
 pub mod compare;
 pub mod counters;
 pub mod interrupt;
+pub mod peers;
 pub mod place;
 pub mod plot;
 pub mod progress;
