@@ -1,9 +1,12 @@
 //! Measures schedulers: interleaved, with statistics.
 //!
 //! ```text
-//!   workloads.toml    --sched list         --in vm | host
+//!   suites/*.toml
+//!   workloads.toml    --sched list         --in vm | host | vtime
 //!        |                 |                     |
-//!     workload         candidate               place        commands, schedulers, /proc
+//!   suite, workload    candidate               place        commands, schedulers, /proc
+//!        |                 |                     |
+//!        +--------------- plan ------------------+          everything that can fail early
 //!        |                 |                     |
 //!        +------------> runner <-----------------+
 //!                          |  samples, counters
@@ -23,11 +26,13 @@ pub mod counters;
 pub mod interrupt;
 pub mod peers;
 pub mod place;
+pub mod plan;
 pub mod plot;
 pub mod progress;
 pub mod reference;
 pub mod report;
 pub mod runner;
 pub mod stats;
+pub mod suite;
 pub mod table;
 pub mod workload;
