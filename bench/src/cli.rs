@@ -10,9 +10,10 @@ use crate::plan::Plan;
 use crate::progress::Progress;
 use crate::reference::{self, Names, Published};
 use crate::report::{Report, write_atomically};
+use crate::shard::Shard;
 use crate::suite::{self, Where};
 use crate::table::{Style, render};
-use crate::{callbacks, counters, interrupt, peers, plot, runner, workload};
+use crate::{callbacks, counters, html, interrupt, peers, plot, shard, workload};
 
 /// Exit code of a gate that fails, and of a run in which a scheduler or workload failed.
 const FAILED: u8 = 1;
@@ -28,6 +29,9 @@ const FAILED: u8 = 1;
     magpie bench --sched scx_magpie --workload hackbench\n  \
     magpie bench --machine smt8 --sched 'scx_magpie,scx_magpie --no-steal,scx_cosmos' \\\n      \
     --workload hackbench,pipe,latency --groups 1,4 --rounds 8 --json result.json\n  \
+    magpie bench --suite steal,latency,fairness --sched scx_magpie,scx_cosmos --html report.html\n  \
+    magpie bench --in vtime --suite push --ablate --shard 1/4 --json part1.json\n  \
+    magpie bench peers install scx_cosmos scx_lavd\n  \
     magpie bench compare old.json result.json --fail-over 3%"
 )]
 pub struct Args {
@@ -45,6 +49,8 @@ enum Command {
     Show(Show),
     /// Draw a result file as an SVG picture
     Plot(Plot),
+    /// Join the results of all shards of a run
+    Merge(Merge),
     /// List the workloads
     Workloads,
     /// List the suites
@@ -105,12 +111,21 @@ pub(crate) struct Measure {
     /// Values of a workload's parameter, a case each: --set threads=2,8
     #[arg(long = "set", value_name = "NAME=LIST")]
     pub(crate) parameters: Vec<String>,
+    /// Also measure what each mechanism of scx_magpie gives: all, each left out, each alone, none
+    #[arg(long)]
+    pub(crate) ablate: bool,
+    /// Run part K of N of the cases, for several machines; `magpie bench merge` joins the results
+    #[arg(long, value_name = "K/N")]
+    pub(crate) shard: Option<Shard>,
     /// Write the result as JSON, `-` for standard output
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Write the table as Markdown, `-` for standard output
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
+    /// Write a report with pictures as one HTML file, `-` for standard output
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Put published results beside ours: a table of reference/
     #[arg(long, value_name = "CSV")]
     compare: Option<PathBuf>,
@@ -140,12 +155,25 @@ struct Show {
     /// As Markdown
     #[arg(long)]
     markdown: bool,
+    /// Write a report with pictures as one HTML file, `-` for standard output, instead
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Put published results beside ours: a table of reference/
     #[arg(long, value_name = "CSV")]
     compare: Option<PathBuf>,
     /// Print what was counted in a run (mean of the rounds)
     #[arg(long, value_enum, default_value = "magpie", num_args = 0..=1, default_missing_value = "all")]
     show_counters: ShowCounters,
+}
+
+#[derive(Debug, clap::Args)]
+struct Merge {
+    /// The result files of all shards
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// Where the whole result goes, `-` for standard output
+    #[arg(long, value_name = "FILE")]
+    json: PathBuf,
 }
 
 #[derive(Debug, clap::Args)]
@@ -166,6 +194,7 @@ pub fn run(args: Args) -> Result<u8> {
             plot::draw(&Report::load(&args.file)?, &args.svg)?;
             Ok(0)
         }
+        Some(Command::Merge(merge)) => run_merge(&merge),
         Some(Command::Workloads) => {
             for workload in workload::load(None)? {
                 println!(
@@ -202,6 +231,10 @@ fn run_compare(args: &Compare) -> Result<u8> {
 
 fn run_show(args: &Show) -> Result<u8> {
     let report = Report::load(&args.file)?;
+    if let Some(path) = &args.html {
+        html::write(&report, path)?;
+        return Ok(0);
+    }
     let style = Style::of(args.markdown);
     print!(
         "{}{}",
@@ -218,6 +251,20 @@ fn run_show(args: &Show) -> Result<u8> {
     Ok(0)
 }
 
+fn run_merge(args: &Merge) -> Result<u8> {
+    let reports: Vec<(String, Report)> = args
+        .files
+        .iter()
+        .map(|file| Ok((file.display().to_string(), Report::load(file)?)))
+        .collect::<Result<_>>()?;
+    let whole = shard::merge(&reports)?;
+    whole.save(&args.json)?;
+    if args.json != Path::new("-") {
+        print!("{}", render(&whole, Style::Text));
+    }
+    Ok(0)
+}
+
 fn run_measure(args: &Measure) -> Result<u8> {
     // Everything that can be known to fail fails before a guest is booted or a file is written.
     let plan = Plan::new(args)?;
@@ -226,7 +273,7 @@ fn run_measure(args: &Measure) -> Result<u8> {
     let suite = &plan.suite;
     let progress = Progress::new(suite.runs(), suite.rounds, args.json.as_deref());
     let mut place = plan.open_place(args)?;
-    let mut report = Report::new(place.machine(), place.kernel(), runner::options(suite));
+    let mut report = Report::new(place.machine(), place.kernel(), plan.options.clone());
 
     let mut watcher = progress;
     let ran = suite.run(place.as_mut(), &mut report, &mut watcher);
@@ -275,7 +322,13 @@ fn print_results(args: &Measure, report: &Report) -> Result<()> {
     if let Some(path) = &args.markdown {
         write_atomically(path, &render(report, Style::Markdown))?;
     }
-    if !is_stdout(&args.json) && !is_stdout(&args.markdown) {
+    if let Some(path) = &args.html {
+        html::write(report, path)?;
+    }
+    if ![&args.json, &args.markdown, &args.html]
+        .map(is_stdout)
+        .contains(&true)
+    {
         print!(
             "{}{}",
             render(report, Style::Text),
@@ -336,6 +389,28 @@ pub(crate) mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Program::command().debug_assert();
+    }
+
+    /// Documentation that lacks what the program has is found out here.
+    #[test]
+    fn the_documentation_names_every_option_and_command() {
+        let documentation = include_str!("../../docs/bench.md");
+        let command = Program::command();
+        let options = command.get_arguments().filter_map(|a| a.get_long());
+        for option in options.filter(|option| *option != "help") {
+            let option = format!("--{option}");
+            assert!(
+                documentation.contains(&option),
+                "docs/bench.md lacks {option}"
+            );
+        }
+        for command in command.get_subcommands().map(clap::Command::get_name) {
+            let command = format!("magpie bench {command}");
+            assert!(
+                documentation.contains(&command),
+                "docs/bench.md lacks {command}"
+            );
+        }
     }
 
     #[test]

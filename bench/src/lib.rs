@@ -13,6 +13,8 @@
 //!                        report  ---------------> JSON file (raw samples)
 //!                          |
 //!              stats --> table, compare, plot     text, Markdown, exit code, SVG
+//!                        html                     one page with a strip per test
+//!                        shard                    parts of a run, joined
 //!                          + reference            published results beside ours
 //! ```
 //!
@@ -23,6 +25,7 @@ pub mod candidate;
 pub mod cli;
 pub mod compare;
 pub mod counters;
+pub mod html;
 pub mod interrupt;
 pub mod peers;
 pub mod place;
@@ -32,7 +35,9 @@ pub mod progress;
 pub mod reference;
 pub mod report;
 pub mod runner;
+pub mod shard;
 pub mod stats;
+pub mod strip;
 pub mod suite;
 pub mod table;
 pub mod workload;

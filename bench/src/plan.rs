@@ -1,18 +1,21 @@
 //! What a command line asks for, found out before a guest is booted or a file is written: cases,
 //! schedulers, programs, the machine.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use magpie_lab::{GuestOptions, KernelChoice, Machine, Progress as LabProgress};
+use serde_json::Value;
 
 use crate::candidate::{self, Candidate};
 use crate::cli::Measure;
 use crate::place::{Host, Place, Vm, host_cpus};
-use crate::runner::Suite;
+use crate::runner::{self, Suite};
 use crate::suite::{self, Definition, Where};
 use crate::workload::{self, Case, Parameters, Workload};
+use crate::{peers, shard};
 
 /// The machine of a guest where neither the command line nor a suite names one.
 const MACHINE: &str = "tiny2";
@@ -24,6 +27,8 @@ pub struct Plan {
     pub suite: Suite,
     /// The suites that it came from.
     pub suites: Vec<Definition>,
+    /// What the report keeps of it, to run it again.
+    pub options: BTreeMap<String, Value>,
     machine: Option<Machine>,
     programs: Vec<PathBuf>,
     /// Where workloads keep files on this host; removed with the plan.
@@ -41,7 +46,17 @@ impl Plan {
             work: choose_work(args, &suites, cpus)?,
             rounds: args.rounds.into(),
         };
+        if args.ablate {
+            candidate::add_ablation(&mut suite.candidates)?;
+        }
+        let mut options = runner::options(&suite);
+        options.insert("command_line".into(), command_line(std::env::args()).into());
+        if let Some(shard) = args.shard {
+            shard.choose(&mut suite.work);
+            options.insert(shard::OPTION.into(), shard.to_string().into());
+        }
         let programs = find_programs(args.place, &mut suite)?;
+        options.insert("versions".into(), versions(&suite, &programs).into());
         let folder = match args.place {
             Where::Host => Some(tempfile::tempdir().context("make a folder for the workloads")?),
             Where::Vm | Where::Vtime => None,
@@ -52,6 +67,7 @@ impl Plan {
         Ok(Self {
             suite,
             suites,
+            options,
             machine,
             programs,
             _folder: folder,
@@ -87,6 +103,45 @@ impl Plan {
         spinner.finish_and_clear();
         Ok(Box::new(vm?))
     }
+}
+
+/// The command that measures the same again: without this part's number and without output files,
+/// so that it is the same for all parts of a run.
+fn command_line(mut words: impl Iterator<Item = String>) -> String {
+    const LEFT_OUT: [&str; 4] = ["--shard", "--json", "--markdown", "--html"];
+    let program = words.next().unwrap_or_default();
+    let program = Path::new(&program).file_name().unwrap_or_default();
+    let mut kept = vec![program.to_string_lossy().into_owned()];
+    while let Some(word) = words.next() {
+        if LEFT_OUT.contains(&word.as_str()) {
+            words.next();
+        } else if !LEFT_OUT
+            .iter()
+            .any(|option| word.starts_with(&format!("{option}=")))
+        {
+            kept.push(word);
+        }
+    }
+    shell_words::join(kept)
+}
+
+/// What each scheduler says of its version. (On the host programs have their paths in the suite, for
+/// a guest they are among those to copy.)
+fn versions(suite: &Suite, programs: &[PathBuf]) -> serde_json::Map<String, Value> {
+    let mut versions = serde_json::Map::new();
+    for program in suite.candidates.iter().filter_map(|c| c.argv.first()) {
+        let program = Path::new(program);
+        let Some(name) = program.file_name() else {
+            continue;
+        };
+        let copied = programs
+            .iter()
+            .find(|copied| copied.file_name() == Some(name));
+        if let Some(version) = peers::version_of(copied.map_or(program, PathBuf::as_path)) {
+            versions.insert(name.to_string_lossy().into_owned(), version.into());
+        }
+    }
+    versions
 }
 
 /// The guest's machine; None on the host.
@@ -299,7 +354,7 @@ mod tests {
             "-g 1 -l 7, -g 2 -l 7, -g 3 -l 7, -g 4 -l 7, -g 8 -l 7, -g 16 -l 7"
         );
         assert_eq!(both.last().unwrap().0.name, "fairness");
-        assert!(both.iter().any(|(workload, _)| workload.name == "spread"));
+        assert!(both.iter().any(|(workload, _)| workload.name == "tbench"));
     }
 
     #[test]
@@ -311,6 +366,17 @@ mod tests {
         assert!(error("--groups 1,,2").contains("empty value"));
         assert!(error("--workload pipe,pipe").contains("twice"));
         assert!(error("--suite stael").contains("there are steal"));
+    }
+
+    #[test]
+    fn all_parts_of_a_run_keep_the_same_command() {
+        let kept = |line: &str| command_line(line.split(' ').map(str::to_string));
+        let line = "/a/magpie bench --shard 2/4 --json=x --sched scx_a --html y --rounds 5";
+        assert_eq!(kept(line), "magpie bench --sched scx_a --rounds 5");
+        assert_eq!(
+            kept(line),
+            kept("magpie bench --sched scx_a --shard=1/4 --rounds 5")
+        );
     }
 
     #[test]

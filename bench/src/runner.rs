@@ -20,6 +20,7 @@ use crate::counters::{Counters, Reading, mean};
 use crate::interrupt;
 use crate::place::Place;
 use crate::report::{BASELINE, Report, Row};
+use crate::shard;
 use crate::workload::{Case, Workload};
 
 /// What to measure.
@@ -334,9 +335,16 @@ pub fn options(suite: &Suite) -> BTreeMap<String, serde_json::Value> {
         .flat_map(|(_, cases)| cases)
         .map(|case| case.argv.join(" "))
         .collect();
+    let cases: Vec<[&str; 2]> = suite
+        .work
+        .iter()
+        .flat_map(|(workload, cases)| cases.iter().map(move |case| (workload, case)))
+        .map(|(workload, case)| [workload.name.as_str(), case.label.as_str()])
+        .collect();
     BTreeMap::from([
         ("rounds".into(), suite.rounds.into()),
         ("schedulers".into(), schedulers.into()),
+        (shard::CASES.into(), serde_json::json!(cases)),
         ("commands".into(), commands.into()),
         ("magpie".into(), env!("CARGO_PKG_VERSION").into()),
     ])
