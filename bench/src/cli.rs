@@ -38,7 +38,7 @@ pub struct Args {
     #[command(subcommand)]
     command: Option<Command>,
     #[command(flatten)]
-    measure: Measure,
+    measure: Box<Measure>,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -380,7 +380,7 @@ pub(crate) mod tests {
 
     pub(crate) fn measure(line: &str) -> Measure {
         let words = shell_words::split(&format!("bench {line}")).unwrap();
-        Program::try_parse_from(words)
+        *Program::try_parse_from(words)
             .unwrap_or_else(|e| panic!("{e}"))
             .args
             .measure

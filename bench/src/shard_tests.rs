@@ -123,7 +123,10 @@ fn measure(shard: Option<&str>) -> Report {
     report
 }
 
-fn shards(of: usize) -> Vec<(String, Report)> {
+/// Result files by their names.
+type Parts = Vec<(String, Report)>;
+
+fn shards(of: usize) -> Parts {
     (1..=of)
         .map(|number| {
             let shard = format!("{number}/{of}");
@@ -180,7 +183,7 @@ fn more_shards_than_cases_leave_some_of_them_empty() {
 
 #[test]
 fn what_may_not_be_compared_is_not_mixed() {
-    let refused = |change: &dyn Fn(&mut Vec<(String, Report)>)| {
+    let refused = |change: &dyn Fn(&mut Parts)| {
         let mut parts = shards(2);
         change(&mut parts);
         merge(&parts).unwrap_err().to_string()

@@ -56,7 +56,7 @@ fn collect<'a>(report: &'a Report, test: (&str, &str)) -> Vec<Bar<'a>> {
         let reference = average.of(&base.samples);
         let (low, high) = interval(&row.samples, average).unzip();
         Some(Bar {
-            scheduler: *scheduler,
+            scheduler,
             colour: COLOURS[index % COLOURS.len()],
             value: relate(base, row)?.normalized,
             interval: low.zip(high).map(|(l, h)| (l / reference, h / reference)),
