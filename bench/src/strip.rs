@@ -113,8 +113,11 @@ fn draw(bars: &[Bar], area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>
                 .draw_series(caps.into_iter().chain([across]))
                 .map_err(failed)?;
         }
-        let dots = bar.samples.iter().flat_map(|sample| {
-            let at = (*sample, middle);
+        // One below the other in the order of the rounds: equal samples would hide each other.
+        let rounds = bar.samples.len() as f64;
+        let dots = bar.samples.iter().enumerate().flat_map(|(round, sample)| {
+            let height = 0.25 - 0.5 * (round as f64 + 0.5) / rounds;
+            let at = (*sample, middle + height);
             [
                 Circle::new(at, 3, WHITE.mix(0.9).filled()),
                 Circle::new(at, 3, BLACK.mix(0.7).stroke_width(1)),
