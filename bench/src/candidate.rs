@@ -116,21 +116,28 @@ pub fn add_ablation(candidates: &mut Vec<Candidate>) -> Result<()> {
 
 const MAGPIE: &str = "scx_magpie";
 
+/// Of a long help text.
+const DESCRIPTION_INDENT: usize = 8;
+
 /// The variants' arguments, from a help text; None if it has no switches.
 fn variants(help: &str) -> Option<Vec<Vec<String>>> {
+    // Descriptions are indented further than options, and a wrapped one may begin with an option.
+    let is_option = |line: &&str| {
+        let text = line.trim_start();
+        text.starts_with('-') && line.len() - text.len() < DESCRIPTION_INDENT
+    };
     let switch = |line: &str| {
         let rest = line.trim_start().strip_prefix("--no-")?;
         let end = rest.find(|c: char| !(c.is_ascii_lowercase() || c == '-'));
         Some(format!("--no-{}", &rest[..end.unwrap_or(rest.len())]))
     };
-    let switches: Vec<String> = help.lines().filter_map(switch).collect();
+    let switches: Vec<String> = help.lines().filter(is_option).filter_map(switch).collect();
     if switches.is_empty() {
         return None;
     }
     // Values stand below `--only`, `- name: what it is`, or behind it in brackets.
-    let is_option = |line: &&str| line.trim_start().starts_with('-') && !is_value(line);
     let mut lines = help.lines();
-    let head = lines.find(|line| line.trim_start().starts_with("--only"));
+    let head = lines.find(|line| is_option(line) && line.trim_start().starts_with("--only"));
     let below = lines.take_while(|line| !is_option(line));
     let mut mechanisms: Vec<String> = Vec::new();
     for line in head.into_iter().chain(below) {
@@ -151,11 +158,6 @@ fn variants(help: &str) -> Option<Vec<Vec<String>>> {
     );
     variants.push(switches);
     Some(variants)
-}
-
-/// Is the line a possible value of an option, `- name: ...`?
-fn is_value(line: &str) -> bool {
-    line.trim_start().starts_with("- ")
 }
 
 /// Finds a program: a path as it is; else in the source tree's `target/release` and
@@ -230,7 +232,7 @@ mod tests {
     fn ablation_follows_the_switches_that_the_help_names() {
         let help = "Options:\n      --no-steal[=<BOOL>]\n          Not --no-this\n\n      --no-steal-gate\n\n      \
                     --source <SOURCE>\n          Possible values:\n          - auto: no mechanism\n\n      \
-                    --only <MECHANISM>\n          Only this\n\n          Possible values:\n          \
+                    --only <MECHANISM>\n          Only this; add\n          --no-steal: for more\n\n          Possible values:\n          \
                     - steal:     search\n          - preferred: few\n\n  -v, --verbose\n          - other: not its\n";
         let found: Vec<String> = variants(help)
             .unwrap()
