@@ -1,25 +1,19 @@
 //! `magpie bench`: the command line.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use clap::ValueEnum;
-use magpie_lab::{GuestOptions, KernelChoice, Machine, Progress as LabProgress};
 
-use crate::callbacks;
-use crate::candidate::{self, Candidate};
 use crate::compare::{Gate, compare, parse_percent};
-use crate::place::{Host, Place, Vm};
-use crate::plot;
+use crate::plan::Plan;
 use crate::progress::Progress;
-use crate::reference;
+use crate::reference::{self, Names, Published};
 use crate::report::{Report, write_atomically};
-use crate::runner::{self, Suite};
+use crate::shard::Shard;
+use crate::suite::{self, Where};
 use crate::table::{Style, render};
-use crate::workload::{self, Case, Workload};
-use crate::{counters, interrupt};
+use crate::{callbacks, counters, html, interrupt, peers, plot, shard, workload};
 
 /// Exit code of a gate that fails, and of a run in which a scheduler or workload failed.
 const FAILED: u8 = 1;
@@ -35,13 +29,16 @@ const FAILED: u8 = 1;
     magpie bench --sched scx_magpie --workload hackbench\n  \
     magpie bench --machine smt8 --sched 'scx_magpie,scx_magpie --no-steal,scx_cosmos' \\\n      \
     --workload hackbench,pipe,latency --groups 1,4 --rounds 8 --json result.json\n  \
+    magpie bench --suite steal,latency,fairness --sched scx_magpie,scx_cosmos --html report.html\n  \
+    magpie bench --in vtime --suite push --ablate --shard 1/4 --json part1.json\n  \
+    magpie bench peers install scx_cosmos scx_lavd\n  \
     magpie bench compare old.json result.json --fail-over 3%"
 )]
 pub struct Args {
     #[command(subcommand)]
     command: Option<Command>,
     #[command(flatten)]
-    measure: Measure,
+    measure: Box<Measure>,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -52,18 +49,15 @@ enum Command {
     Show(Show),
     /// Draw a result file as an SVG picture
     Plot(Plot),
+    /// Join the results of all shards of a run
+    Merge(Merge),
     /// List the workloads
     Workloads,
+    /// List the suites
+    Suites,
     /// Show what each operation of schedulers costs per call
     Callbacks(callbacks::Args),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Where {
-    /// A guest of the lab: any host, nothing of it is changed
-    Vm,
-    /// This host: needs root, and a kernel with sched_ext
-    Host,
+    Peers(peers::Args),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -76,52 +70,62 @@ enum ShowCounters {
     None,
 }
 
+/// What a measurement is made of.
 #[derive(Debug, clap::Args)]
-struct Measure {
+pub(crate) struct Measure {
     /// Where to measure
     #[arg(long = "in", value_enum, default_value = "vm", value_name = "WHERE")]
-    place: Where,
-    /// Machine of the guest: a preset (`magpie lab machines`) or a TOML file
-    #[arg(long, default_value = "tiny2", value_name = "NAME|FILE")]
-    machine: String,
+    pub(crate) place: Where,
+    /// Machine of the guest: a preset (`magpie lab machines`) or a TOML file [default: the suite's,
+    /// else tiny2, or vt16 in virtual time]
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) machine: Option<String>,
     /// Kernel of the guest: a series (`magpie lab kernels`) or a bzImage [default: the newest series]
     #[arg(long, value_name = "SERIES|FILE")]
-    kernel: Option<String>,
+    pub(crate) kernel: Option<String>,
     /// Configuration of a kernel given as a file
     #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    pub(crate) config: Option<PathBuf>,
     /// Schedulers with their options, separated by commas; eevdf (none) is always measured too
     #[arg(long, default_value = "scx_magpie", value_name = "LIST")]
-    sched: String,
-    /// Workloads, separated by commas (`magpie bench workloads` lists them)
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "hackbench",
-        value_name = "LIST"
-    )]
-    workload: Vec<String>,
+    pub(crate) sched: String,
+    /// Suites, separated by commas (`magpie bench suites` lists them), or files that end in .toml
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub(crate) suite: Vec<String>,
+    /// Workloads, separated by commas (`magpie bench workloads` lists them) [default: hackbench, or
+    /// what the suites have]
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub(crate) workload: Vec<String>,
     /// More workloads, in the form of bench/workloads.toml
     #[arg(long, value_name = "FILE")]
-    workloads: Option<PathBuf>,
+    pub(crate) workloads: Option<PathBuf>,
     /// Rounds that count; one more before them warms up and is dropped
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
-    rounds: u16,
+    pub(crate) rounds: u16,
     /// hackbench groups, a case each: 1,4 [short for --set groups=1,4]
     #[arg(long, value_name = "LIST")]
-    groups: Option<String>,
+    pub(crate) groups: Option<String>,
     /// hackbench loops, a case each [short for --set loops=...]
     #[arg(long, value_name = "LIST")]
-    loops: Option<String>,
+    pub(crate) loops: Option<String>,
     /// Values of a workload's parameter, a case each: --set threads=2,8
     #[arg(long = "set", value_name = "NAME=LIST")]
-    parameters: Vec<String>,
+    pub(crate) parameters: Vec<String>,
+    /// Also measure what each mechanism of scx_magpie gives: all, each left out, each alone, none
+    #[arg(long)]
+    pub(crate) ablate: bool,
+    /// Run part K of N of the cases, for several machines; `magpie bench merge` joins the results
+    #[arg(long, value_name = "K/N")]
+    pub(crate) shard: Option<Shard>,
     /// Write the result as JSON, `-` for standard output
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Write the table as Markdown, `-` for standard output
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
+    /// Write a report with pictures as one HTML file, `-` for standard output
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Put published results beside ours: a table of reference/
     #[arg(long, value_name = "CSV")]
     compare: Option<PathBuf>,
@@ -151,12 +155,25 @@ struct Show {
     /// As Markdown
     #[arg(long)]
     markdown: bool,
+    /// Write a report with pictures as one HTML file, `-` for standard output, instead
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Put published results beside ours: a table of reference/
     #[arg(long, value_name = "CSV")]
     compare: Option<PathBuf>,
     /// Print what was counted in a run (mean of the rounds)
     #[arg(long, value_enum, default_value = "magpie", num_args = 0..=1, default_missing_value = "all")]
     show_counters: ShowCounters,
+}
+
+#[derive(Debug, clap::Args)]
+struct Merge {
+    /// The result files of all shards
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// Where the whole result goes, `-` for standard output
+    #[arg(long, value_name = "FILE")]
+    json: PathBuf,
 }
 
 #[derive(Debug, clap::Args)]
@@ -177,6 +194,7 @@ pub fn run(args: Args) -> Result<u8> {
             plot::draw(&Report::load(&args.file)?, &args.svg)?;
             Ok(0)
         }
+        Some(Command::Merge(merge)) => run_merge(&merge),
         Some(Command::Workloads) => {
             for workload in workload::load(None)? {
                 println!(
@@ -186,7 +204,17 @@ pub fn run(args: Args) -> Result<u8> {
             }
             Ok(0)
         }
+        Some(Command::Suites) => {
+            for suite in suite::built_in()? {
+                let workloads: Vec<&str> =
+                    suite.run.iter().map(|run| run.workload.as_str()).collect();
+                let (name, about) = (&suite.name, &suite.about);
+                println!("{name:<18} {about}\n{:<18} {}", "", workloads.join(", "));
+            }
+            Ok(0)
+        }
         Some(Command::Callbacks(args)) => callbacks::run(&args),
+        Some(Command::Peers(args)) => peers::run(&args),
         None => run_measure(&args.measure),
     }
 }
@@ -203,6 +231,10 @@ fn run_compare(args: &Compare) -> Result<u8> {
 
 fn run_show(args: &Show) -> Result<u8> {
     let report = Report::load(&args.file)?;
+    if let Some(path) = &args.html {
+        html::write(&report, path)?;
+        return Ok(0);
+    }
     let style = Style::of(args.markdown);
     print!(
         "{}{}",
@@ -211,31 +243,47 @@ fn run_show(args: &Show) -> Result<u8> {
     );
     if let Some(path) = &args.compare {
         let published = reference::load(path)?;
-        print!("\n{}", reference::render(&report, &published, style)?);
+        print!(
+            "\n{}",
+            reference::render(&report, &published, &Names::new(), style)?
+        );
+    }
+    Ok(0)
+}
+
+fn run_merge(args: &Merge) -> Result<u8> {
+    let reports: Vec<(String, Report)> = args
+        .files
+        .iter()
+        .map(|file| Ok((file.display().to_string(), Report::load(file)?)))
+        .collect::<Result<_>>()?;
+    let whole = shard::merge(&reports)?;
+    whole.save(&args.json)?;
+    if args.json != Path::new("-") {
+        print!("{}", render(&whole, Style::Text));
     }
     Ok(0)
 }
 
 fn run_measure(args: &Measure) -> Result<u8> {
-    let mut suite = Suite {
-        candidates: candidate::parse_list(&args.sched)?,
-        work: choose_work(args)?,
-        rounds: args.rounds.into(),
-    };
     // Everything that can be known to fail fails before a guest is booted or a file is written.
-    let programs = find_programs(args, &mut suite)?;
-    let published = args.compare.as_deref().map(reference::load).transpose()?;
+    let plan = Plan::new(args)?;
+    let published = published(args, &plan)?;
     interrupt::listen()?;
+    let suite = &plan.suite;
     let progress = Progress::new(suite.runs(), suite.rounds, args.json.as_deref());
-    let mut place = open_place(args, &suite, programs)?;
-    let mut report = Report::new(place.machine(), place.kernel(), runner::options(&suite));
+    let mut place = plan.open_place(args)?;
+    let mut report = Report::new(place.machine(), place.kernel(), plan.options.clone());
 
     let mut watcher = progress;
     let ran = suite.run(place.as_mut(), &mut report, &mut watcher);
     watcher.finish();
     print_results(args, &report)?;
-    if let Some(published) = published.filter(|_| ran.is_ok()) {
-        println!("{}", reference::render(&report, &published, Style::Text)?);
+    for (rows, names) in published.iter().filter(|_| ran.is_ok()) {
+        println!(
+            "\n{}",
+            reference::render(&report, rows, names, Style::Text)?
+        );
     }
     match ran {
         Err(_) if interrupt::is_requested() => {
@@ -250,158 +298,19 @@ fn run_measure(args: &Measure) -> Result<u8> {
     }
 }
 
-/// The workloads and cases that were asked for.
-fn choose_work(args: &Measure) -> Result<Vec<(Workload, Vec<Case>)>> {
-    let extra = match &args.workloads {
-        Some(path) => Some(
-            std::fs::read_to_string(path)
-                .with_context(|| format!("read the workloads of {}", path.display()))?,
-        ),
-        None => None,
-    };
-    let known = workload::load(extra.as_deref())?;
-    let parameters = parse_parameters(args)?;
-    let mut work = Vec::new();
-    for name in &args.workload {
-        let Some(workload) = known.iter().find(|workload| workload.name == *name) else {
-            let names: Vec<&str> = known
-                .iter()
-                .map(|workload| workload.name.as_str())
-                .collect();
-            bail!(
-                "there is no workload `{name}`; there are {}",
-                names.join(", ")
-            );
-        };
-        if work
-            .iter()
-            .any(|(chosen, _): &(Workload, _)| chosen.name == *name)
-        {
-            bail!("the workload `{name}` is named twice");
-        }
-        work.push((workload.clone(), workload.cases(&parameters)?));
+/// The published results to put beside ours: of the option and of the suites, each with what it calls
+/// our workloads.
+fn published(args: &Measure, plan: &Plan) -> Result<Vec<(Vec<Published>, Names)>> {
+    let mut tables = Vec::new();
+    if let Some(path) = &args.compare {
+        tables.push((reference::load(path)?, Names::new()));
     }
-    for name in parameters.keys() {
-        if !work
-            .iter()
-            .any(|(workload, _)| workload.parameters.contains_key(name))
-        {
-            bail!(
-                "none of the chosen workloads has a parameter `{name}`; `magpie bench workloads` shows them"
-            );
+    for suite in &plan.suites {
+        if let Some(name) = &suite.reference {
+            tables.push((reference::built_in(name)?, suite.published.clone()));
         }
     }
-    Ok(work)
-}
-
-fn parse_parameters(args: &Measure) -> Result<BTreeMap<String, Vec<String>>> {
-    let mut parameters = BTreeMap::new();
-    let short = [("groups", &args.groups), ("loops", &args.loops)];
-    let short = short
-        .into_iter()
-        .filter_map(|(name, list)| Some((name.to_string(), list.clone()?)));
-    let long: Vec<(String, String)> = args
-        .parameters
-        .iter()
-        .map(|text| {
-            let (name, list) = text
-                .split_once('=')
-                .with_context(|| format!("`--set {text}`: write it like threads=2,8"))?;
-            Ok((name.trim().to_string(), list.to_string()))
-        })
-        .collect::<Result<_>>()?;
-    for (name, list) in short.chain(long) {
-        let values: Vec<String> = list
-            .split(',')
-            .map(|value| value.trim().to_string())
-            .collect();
-        if values.iter().any(String::is_empty) {
-            bail!("the parameter `{name}` has an empty value in `{list}`");
-        }
-        parameters.insert(name, values);
-    }
-    Ok(parameters)
-}
-
-/// Programs to copy into a guest; in the suite, each command's first word becomes what is run there.
-fn find_programs(args: &Measure, suite: &mut Suite) -> Result<Vec<PathBuf>> {
-    let mut programs: Vec<PathBuf> = Vec::new();
-    let mut place = |program: PathBuf| -> Result<String> {
-        let name = program
-            .file_name()
-            .context("a program has a file name")?
-            .to_string_lossy()
-            .into_owned();
-        if args.place == Where::Host {
-            return Ok(program.to_string_lossy().into_owned());
-        }
-        if programs
-            .iter()
-            .any(|known| known.file_name() == program.file_name() && *known != program)
-        {
-            bail!("two programs are named {name}: a guest has room for one, rename the other");
-        }
-        if !programs.contains(&program) {
-            programs.push(program);
-        }
-        Ok(format!("/bin/{name}"))
-    };
-    for Candidate { argv, .. } in &mut suite.candidates {
-        if let Some(program) = argv.first_mut() {
-            *program = place(candidate::find_scheduler(program)?)?;
-        }
-    }
-    for (workload, cases) in &mut suite.work {
-        // In a guest, a program of a Debian package comes with the package.
-        if workload.package.is_some() && args.place == Where::Vm {
-            continue;
-        }
-        let program =
-            candidate::find_program(workload.program()).with_context(|| {
-                match &workload.package {
-                    Some(package) => format!(
-                        "{} is not installed: apt-get install {package}",
-                        workload.program()
-                    ),
-                    None => format!("{} is not built: cargo build --release", workload.program()),
-                }
-            })?;
-        let program = place(program)?;
-        cases
-            .iter_mut()
-            .for_each(|case| case.argv[0].clone_from(&program));
-    }
-    Ok(programs)
-}
-
-fn open_place(args: &Measure, suite: &Suite, programs: Vec<PathBuf>) -> Result<Box<dyn Place>> {
-    if args.place == Where::Host {
-        if suite.candidates.len() > 1 {
-            Host::check_schedulers_possible()?;
-        }
-        return Ok(Box::new(Host::new()?));
-    }
-    let spinner = indicatif::ProgressBar::new_spinner();
-    spinner.enable_steady_tick(Duration::from_millis(100));
-    let messages = spinner.clone();
-    let mut packages: Vec<String> = suite
-        .work
-        .iter()
-        .filter_map(|(workload, _)| workload.package.clone())
-        .collect();
-    packages.sort();
-    packages.dedup();
-    let options = GuestOptions {
-        machine: Machine::find(&args.machine)?,
-        kernel: KernelChoice::parse(args.kernel.as_deref(), args.config.as_deref())?,
-        packages,
-        files: programs,
-        progress: LabProgress::new(move |what| messages.set_message(what.to_string())),
-        ..GuestOptions::default()
-    };
-    let vm = Vm::boot(&options);
-    spinner.finish_and_clear();
-    Ok(Box::new(vm?))
+    Ok(tables)
 }
 
 /// Writes the files, and the table to standard output unless a file goes there.
@@ -413,7 +322,13 @@ fn print_results(args: &Measure, report: &Report) -> Result<()> {
     if let Some(path) = &args.markdown {
         write_atomically(path, &render(report, Style::Markdown))?;
     }
-    if !is_stdout(&args.json) && !is_stdout(&args.markdown) {
+    if let Some(path) = &args.html {
+        html::write(report, path)?;
+    }
+    if ![&args.json, &args.markdown, &args.html]
+        .map(is_stdout)
+        .contains(&true)
+    {
         print!(
             "{}{}",
             render(report, Style::Text),
@@ -453,7 +368,7 @@ fn describe_counters(report: &Report, which: ShowCounters) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use clap::{CommandFactory, Parser};
 
@@ -463,9 +378,9 @@ mod tests {
         args: Args,
     }
 
-    fn measure(line: &str) -> Measure {
+    pub(crate) fn measure(line: &str) -> Measure {
         let words = shell_words::split(&format!("bench {line}")).unwrap();
-        Program::try_parse_from(words)
+        *Program::try_parse_from(words)
             .unwrap_or_else(|e| panic!("{e}"))
             .args
             .measure
@@ -476,43 +391,26 @@ mod tests {
         Program::command().debug_assert();
     }
 
+    /// Documentation that lacks what the program has is found out here.
     #[test]
-    fn cases_come_from_the_options() {
-        let work = choose_work(&measure(
-            "--workload hackbench,pipe --groups 1,4 --set round_trips=5",
-        ))
-        .unwrap();
-        let labels: Vec<&str> = work
-            .iter()
-            .flat_map(|(_, cases)| cases)
-            .map(|c| c.label.as_str())
-            .collect();
-        assert_eq!(labels, ["-g 1 -l 100", "-g 4 -l 100", "pipe --loops 5"]);
-    }
-
-    #[test]
-    fn mistakes_are_named() {
-        let error = |line: &str| format!("{:#}", choose_work(&measure(line)).unwrap_err());
-        assert!(error("--workload hackbnch").contains("there are hackbench"));
-        assert!(error("--workload pipe --groups 4").contains("`groups`"));
-        assert!(error("--set groups").contains("write it like"));
-        assert!(error("--groups 1,,2").contains("empty value"));
-        assert!(error("--workload pipe,pipe").contains("twice"));
-    }
-
-    #[test]
-    fn an_absent_scheduler_is_found_out_before_anything_runs() {
-        let args = measure("--sched scx_no_such_thing --workload fairness");
-        let mut suite = Suite {
-            candidates: candidate::parse_list(&args.sched).unwrap(),
-            work: Vec::new(),
-            rounds: 1,
-        };
-        let error = find_programs(&args, &mut suite).unwrap_err().to_string();
-        assert!(
-            error.contains("cargo install scx_no_such_thing --root target/peers"),
-            "{error}"
-        );
+    fn the_documentation_names_every_option_and_command() {
+        let documentation = include_str!("../../docs/bench.md");
+        let command = Program::command();
+        let options = command.get_arguments().filter_map(|a| a.get_long());
+        for option in options.filter(|option| *option != "help") {
+            let option = format!("--{option}");
+            assert!(
+                documentation.contains(&option),
+                "docs/bench.md lacks {option}"
+            );
+        }
+        for command in command.get_subcommands().map(clap::Command::get_name) {
+            let command = format!("magpie bench {command}");
+            assert!(
+                documentation.contains(&command),
+                "docs/bench.md lacks {command}"
+            );
+        }
     }
 
     #[test]

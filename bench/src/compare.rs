@@ -112,9 +112,11 @@ fn judge_row(old: &Report, new: &Report, before: &Row, gate: Gate) -> Result<Str
             Verdict::Different => "",
             Verdict::Same => ", not a real difference",
             Verdict::TooFew => ", too few rounds to test",
+            Verdict::Mixed => ", because of outliers: most samples are better",
         }
     );
-    let is_worse = relation.improvement < -gate.fail_over && relation.verdict != Verdict::Same;
+    let is_worse = relation.improvement < -gate.fail_over
+        && !matches!(relation.verdict, Verdict::Same | Verdict::Mixed);
     if is_worse { Err(words) } else { Ok(words) }
 }
 

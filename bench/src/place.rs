@@ -22,6 +22,8 @@ pub struct Ran {
     pub code: i32,
     /// Standard output and standard error together, in the order in which they came.
     pub output: String,
+    /// How long it ran, on the clock of the place.
+    pub seconds: f64,
 }
 
 /// Somewhere to run commands and schedulers.
@@ -89,6 +91,7 @@ impl Place for Vm {
         Ok(Ran {
             code: result.code,
             output: String::from_utf8_lossy(&output).into_owned(),
+            seconds: result.wall_seconds,
         })
     }
 
@@ -128,7 +131,8 @@ struct HostScheduler {
 
 const STATE: &str = "/sys/kernel/sched_ext/state";
 
-fn host_cpus() -> usize {
+/// CPUs of this host that we may use.
+pub fn host_cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
@@ -203,15 +207,17 @@ impl Place for Host {
         // A file, not a pipe: a full pipe would stop the workload. A process group of its own, so
         // that all of a workload's processes can be ended.
         let log = tempfile::NamedTempFile::new().context("make a temporary file")?;
+        let started = Instant::now();
         let mut child = Command::new(program)
             .args(arguments)
+            .env("PATH", path_with_our_programs())
             .stdin(Stdio::null())
             .stdout(shared(&log)?)
             .stderr(shared(&log)?)
             .process_group(0)
             .spawn()
             .with_context(|| format!("run {program}"))?;
-        let deadline = Instant::now() + timeout;
+        let deadline = started + timeout;
         let status = loop {
             if let Some(status) = child.try_wait().context("wait for the workload")? {
                 break status;
@@ -224,12 +230,15 @@ impl Place for Host {
                     timeout.as_secs()
                 );
             }
-            // Long enough to disturb nothing: the workload measures its own time.
-            std::thread::sleep(Duration::from_millis(10));
+            // Long enough to disturb nothing, short enough for workloads that do not measure their
+            // own time.
+            std::thread::sleep(Duration::from_millis(2));
         };
+        let seconds = started.elapsed().as_secs_f64();
         Ok(Ran {
             code: status.code().unwrap_or(128),
             output: read_log(&log),
+            seconds,
         })
     }
 
@@ -329,6 +338,17 @@ impl Drop for HostScheduler {
     }
 }
 
+/// The search path, with the folder of this program before it: scripts of workloads name our load
+/// generators.
+fn path_with_our_programs() -> std::ffi::OsString {
+    let ours = std::env::current_exe()
+        .ok()
+        .and_then(|program| Some(program.parent()?.to_path_buf()));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = ours.into_iter().chain(std::env::split_paths(&path));
+    std::env::join_paths(folders).unwrap_or(path.clone())
+}
+
 /// A handle with the same position: two streams that are written through it do not overwrite each other.
 fn shared(log: &tempfile::NamedTempFile) -> Result<fs::File> {
     log.as_file().try_clone().context("open a temporary file")
@@ -362,13 +382,8 @@ mod tests {
                 Duration::from_secs(10),
             )
             .unwrap();
-        assert_eq!(
-            ran,
-            Ran {
-                code: 3,
-                output: "out\nerr\n".into()
-            }
-        );
+        assert_eq!((ran.code, ran.output.as_str()), (3, "out\nerr\n"));
+        assert!(ran.seconds > 0.0 && ran.seconds < 10.0, "{ran:?}");
         assert!(
             host.run(&words("no-such-program"), Duration::from_secs(1))
                 .is_err()

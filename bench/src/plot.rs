@@ -19,7 +19,7 @@ const WIDTH: u32 = 860;
 const HEIGHT: u32 = 420;
 
 /// Told apart in print and by people who do not see all colours: light and dark alternate.
-const COLOURS: [RGBColor; 6] = [
+pub(crate) const COLOURS: [RGBColor; 6] = [
     RGBColor(160, 160, 160),
     RGBColor(0, 90, 181),
     RGBColor(245, 175, 90),

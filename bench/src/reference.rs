@@ -4,6 +4,7 @@
 //! another machine's figures: how much better a variant was than the kernel of its time, in percent.
 //! Absolute times of other people's machines say nothing about ours.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -33,6 +34,37 @@ pub fn load(path: &Path) -> Result<Vec<Published>> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
     parse(&text).with_context(|| format!("{} is not a table of published results", path.display()))
+}
+
+/// The tables in `reference/`, by the names of their files.
+const BUILT_IN: [(&str, &str); 4] = [
+    (
+        "steal-hackbench-xeon8380.csv",
+        include_str!("../../reference/steal-hackbench-xeon8380.csv"),
+    ),
+    (
+        "wakeup-threadripper3970x.csv",
+        include_str!("../../reference/wakeup-threadripper3970x.csv"),
+    ),
+    (
+        "push-epyc-2x64c.csv",
+        include_str!("../../reference/push-epyc-2x64c.csv"),
+    ),
+    (
+        "preferred-powervm.csv",
+        include_str!("../../reference/preferred-powervm.csv"),
+    ),
+];
+
+/// Our workloads' names, and what a published table calls them where that is another word.
+pub type Names = BTreeMap<String, String>;
+
+/// One of the files in `reference/`, which a suite names.
+pub fn built_in(name: &str) -> Result<Vec<Published>> {
+    match BUILT_IN.iter().find(|(known, _)| *known == name) {
+        Some((_, text)) => parse(text).with_context(|| format!("the published table {name}")),
+        None => bail!("there is no published table {name} in reference/"),
+    }
 }
 
 /// A table as rows of named values.
@@ -167,11 +199,17 @@ fn read_series(table: &Table, row: &csv::StringRecord) -> Result<Option<Publishe
 ///
 /// # Errors
 /// When they have no test in common.
-pub fn render(report: &Report, published: &[Published], style: Style) -> Result<String> {
+pub fn render(
+    report: &Report,
+    published: &[Published],
+    names: &Names,
+    style: Style,
+) -> Result<String> {
     let matching = |(workload, case): (&str, &str)| -> Vec<&Published> {
+        let called = names.get(workload).map_or(workload, String::as_str);
         published
             .iter()
-            .filter(|row| row.workload.split(' ').next() == Some(workload))
+            .filter(|row| row.workload.split(' ').next() == Some(called))
             .filter(|row| row.size.is_none() || row.size == size_in(case))
             .collect()
     };
@@ -183,7 +221,7 @@ pub fn render(report: &Report, published: &[Published], style: Style) -> Result<
     ensure!(
         !tests.is_empty(),
         "the published table has none of the tests that were measured; it has {}",
-        names(published)
+        workloads_of(published)
     );
     let mut variants: Vec<&str> = Vec::new();
     for row in tests.iter().flat_map(|test| matching(*test)) {
@@ -236,7 +274,7 @@ pub fn render(report: &Report, published: &[Published], style: Style) -> Result<
     Ok(text)
 }
 
-fn names(published: &[Published]) -> String {
+fn workloads_of(published: &[Published]) -> String {
     let mut names: Vec<&str> = published.iter().map(|row| row.workload.as_str()).collect();
     names.dedup();
     names.join(", ")
@@ -283,7 +321,7 @@ mod tests {
     fn ours_stand_beside_the_published_ones() {
         let report = report_of(&[("eevdf", &[1.0; 4]), ("scx_magpie", &[0.9; 4])]);
         let rows = reference("steal-hackbench-xeon8380.csv");
-        let text = render(&report, &rows, Style::Text).unwrap();
+        let text = render(&report, &rows, &Names::new(), Style::Text).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3, "{text}");
         assert!(
@@ -296,8 +334,15 @@ mod tests {
         );
 
         let wakeup = reference("wakeup-threadripper3970x.csv");
-        let error = render(&report, &wakeup, Style::Text).unwrap_err();
+        let error = render(&report, &wakeup, &Names::new(), Style::Text).unwrap_err();
         assert!(error.to_string().contains("pogocache"), "{error}");
+        // As a suite says: hackbench here, x265 there.
+        let names = Names::from([("hackbench".into(), "x265".into())]);
+        let text = render(&report, &wakeup, &names, Style::Text).unwrap();
+        assert!(
+            text.contains("+8.0 %") && text.contains("+10.0 %"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -19,7 +19,8 @@ use crate::candidate::Candidate;
 use crate::counters::{Counters, Reading, mean};
 use crate::interrupt;
 use crate::place::Place;
-use crate::report::{Report, Row};
+use crate::report::{BASELINE, Report, Row};
+use crate::shard;
 use crate::workload::{Case, Workload};
 
 /// What to measure.
@@ -93,6 +94,7 @@ impl Suite {
             .iter()
             .map(|_| (0..cases).map(|_| Cell::default()).collect())
             .collect();
+        self.prepare(place, &mut cells, watcher)?;
         for round in 0..=self.rounds {
             for turn in 0..self.candidates.len() {
                 let index = (turn + round) % self.candidates.len();
@@ -108,6 +110,53 @@ impl Suite {
                     turn.is_ok() && round == self.rounds && index == self.last_index();
                 watcher.save(report)?;
                 turn?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the inputs of the cases, under the kernel's own scheduler. A case whose input cannot be
+    /// made fails under all schedulers alike.
+    fn prepare(
+        &self,
+        place: &mut dyn Place,
+        cells: &mut [Vec<Cell>],
+        watcher: &mut dyn Watcher,
+    ) -> Result<()> {
+        let mut made: BTreeMap<&[String], Option<String>> = BTreeMap::new();
+        let cases = self
+            .work
+            .iter()
+            .flat_map(|(workload, cases)| cases.iter().map(move |case| (workload, case)));
+        for (column, (workload, case)) in cases.enumerate() {
+            if case.prepare.is_empty() {
+                continue;
+            }
+            stop_if_interrupted()?;
+            let failed = made.entry(&case.prepare).or_insert_with(|| {
+                watcher.step(&Step {
+                    round: 0,
+                    scheduler: BASELINE,
+                    what: format!("input of {} {}", workload.name, case.label),
+                });
+                let limit = Duration::from_secs(workload.timeout_s);
+                match place.run(&case.prepare, limit) {
+                    Ok(ran) if ran.code == 0 => None,
+                    Ok(ran) => Some(format!(
+                        "its input could not be made: {} ended with code {}:\n{}",
+                        case.prepare.join(" "),
+                        ran.code,
+                        ran.output.trim_end()
+                    )),
+                    Err(error) => Some(format!("its input could not be made: {error:#}")),
+                }
+            });
+            stop_if_interrupted()?;
+            if let Some(why) = failed {
+                watcher.warn(&format!("{}: {why}", workload.name));
+                for row in cells.iter_mut() {
+                    row[column].failed = Some(why.clone());
+                }
             }
         }
         Ok(())
@@ -253,7 +302,7 @@ fn measure(
     let samples = workload
         .metric
         .iter()
-        .map(|metric| metric.read(&ran.output))
+        .map(|metric| metric.read(&ran.output, ran.seconds))
         .collect::<Result<_>>()?;
     Ok((samples, after.since(&before)))
 }
@@ -286,9 +335,16 @@ pub fn options(suite: &Suite) -> BTreeMap<String, serde_json::Value> {
         .flat_map(|(_, cases)| cases)
         .map(|case| case.argv.join(" "))
         .collect();
+    let cases: Vec<[&str; 2]> = suite
+        .work
+        .iter()
+        .flat_map(|(workload, cases)| cases.iter().map(move |case| (workload, case)))
+        .map(|(workload, case)| [workload.name.as_str(), case.label.as_str()])
+        .collect();
     BTreeMap::from([
         ("rounds".into(), suite.rounds.into()),
         ("schedulers".into(), schedulers.into()),
+        (shard::CASES.into(), serde_json::json!(cases)),
         ("commands".into(), commands.into()),
         ("magpie".into(), env!("CARGO_PKG_VERSION").into()),
     ])

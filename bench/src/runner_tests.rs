@@ -37,7 +37,7 @@ fn suite(command: &str, candidates: &[&str]) -> Suite {
          metric = [{{ unit = 's', better = 'lower', after = 'Time:' }}]"
     );
     let workload = workload::load(Some(&text)).unwrap().pop().unwrap();
-    let cases = workload.cases(&BTreeMap::new()).unwrap();
+    let cases = workload.cases(&BTreeMap::new(), 1).unwrap();
     let candidates = candidates
         .iter()
         // Without a program each is the host's own scheduler: the order is what is tested.
@@ -112,4 +112,32 @@ fn a_scheduler_that_cannot_start_fails_its_rows_only() {
     let why = report.results[1].failed.as_ref().unwrap();
     assert!(why.contains("cannot load"), "{why}");
     assert_eq!(log.warnings.len(), 1);
+}
+
+#[test]
+fn inputs_are_made_once_before_everything_and_without_them_nothing_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("input");
+    let mut suite = suite("sh -c 'cat $0'", &["a", "b"]);
+    let case = &mut suite.work[0].1[0];
+    case.argv.push(file.display().to_string());
+    let make = format!("echo Time: 3 >> {}", file.display());
+    case.prepare = ["sh", "-c", &make].map(String::from).to_vec();
+    let (mut report, mut log) = (empty(), Log::default());
+    suite
+        .run(&mut Host::default(), &mut report, &mut log)
+        .unwrap();
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "Time: 3\n");
+    assert_eq!(report.results[1].samples, [3.0; 3]);
+    assert_eq!(log.done, suite.runs());
+
+    suite.work[0].1[0].prepare = vec!["false".into()];
+    let (mut report, mut log) = (empty(), Log::default());
+    suite
+        .run(&mut Host::default(), &mut report, &mut log)
+        .unwrap();
+    assert_eq!(log.steps.len(), 1, "{:?}", log.steps);
+    for row in &report.results {
+        assert!(row.failed.as_ref().unwrap().contains("could not be made"));
+    }
 }

@@ -8,7 +8,7 @@
 use std::fmt::Write as _;
 
 use crate::report::{BASELINE, Report, Row};
-use crate::stats::{Average, Better, Verdict, judge, variation_percent};
+use crate::stats::{Average, Better, Verdict, direction, judge, variation_percent};
 
 /// How the table is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,10 +52,15 @@ pub fn relate(base: &Row, row: &Row) -> Option<Relation> {
         Better::Lower => 100.0 * (1.0 - normalized),
         Better::Higher => 100.0 * (normalized - 1.0),
     };
+    let shift = direction(&base.samples, &row.samples);
+    let verdict = match judge(&base.samples, &row.samples) {
+        Verdict::Different if shift * (normalized - 1.0) < 0.0 => Verdict::Mixed,
+        verdict => verdict,
+    };
     Some(Relation {
         normalized,
         improvement,
-        verdict: judge(&base.samples, &row.samples),
+        verdict,
     })
 }
 
@@ -90,6 +95,7 @@ pub fn render(report: &Report, style: Style) -> String {
 const LEGEND: &str = "\
 normalized to eevdf [improvement %](coefficient of variation %); averages are arithmetic, harmonic for rates.
 same: no real difference (Mann-Whitney U, p >= 0.05); few: too few rounds to tell (at least 4 are needed).
+mixed: most samples differ one way, the average the other, because of outliers.
 ";
 
 fn header(workload: &str, schedulers: &[&str]) -> Vec<String> {
@@ -135,17 +141,23 @@ fn cell(base: Option<&Row>, row: Option<&Row>) -> String {
         variation_percent(&row.samples)
     );
     if row.scheduler != BASELINE {
-        match relation.verdict {
-            Verdict::Different => {}
-            Verdict::Same => text.push_str(" same"),
-            Verdict::TooFew => text.push_str(" few"),
-        }
+        text.push_str(mark(relation.verdict));
     }
     text
 }
 
+/// What stands behind a cell.
+pub fn mark(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Different => "",
+        Verdict::Same => " same",
+        Verdict::TooFew => " few",
+        Verdict::Mixed => " mixed",
+    }
+}
+
 /// Four significant digits: enough to see a per-mille, few enough to read.
-fn significant(value: f64) -> String {
+pub fn significant(value: f64) -> String {
     let magnitude = if value == 0.0 {
         0
     } else {
@@ -240,6 +252,17 @@ mod tests {
         assert!(text.contains("( 2.24) same"), "{text}");
         // Two runs can never be told from five.
         assert!(text.contains("0.50 [ 50.00]( 0.00) few"), "{text}");
+    }
+
+    #[test]
+    fn a_percentage_that_contradicts_the_test_is_marked() {
+        // Every sample but one is slower; the baseline's one outlier makes its average slower still.
+        let report = report_of(&[
+            ("eevdf", &[1.0, 1.01, 1.02, 1.0, 1.01, 1.02, 1.0, 3.0]),
+            ("scx_a", &[1.1, 1.11, 1.12, 1.1, 1.11, 1.12, 1.1, 1.1]),
+        ]);
+        let text = render(&report, Style::Text);
+        assert!(text.contains("[ 11.93]( 0.80) mixed"), "{text}");
     }
 
     #[test]

@@ -21,12 +21,22 @@ pub struct Workload {
     pub about: String,
     /// The command, with `{parameter}` where a value goes.
     pub command: String,
-    /// The Debian package of the program; none for one that is built here.
+    /// How the report names a case, with `{parameter}` where a value goes; the arguments if absent.
+    #[serde(default)]
+    pub label: Option<String>,
+    /// A command that makes what the workload reads; run once, not measured.
+    #[serde(default)]
+    pub prepare: Option<String>,
+    /// The Debian packages of the programs, separated by spaces; none for what is built here.
     #[serde(default)]
     pub package: Option<String>,
+    /// The programs that it needs, where the command's first word does not tell (`sh -c`).
+    #[serde(default)]
+    pub needs: Vec<String>,
     /// Seconds after which a run has failed.
     pub timeout_s: u64,
-    /// Default values of the parameters; several values of one make several cases.
+    /// Default values of the parameters; several values of one make several cases. `50%` is half of
+    /// the machine's CPUs.
     #[serde(default)]
     pub parameters: BTreeMap<String, Vec<String>>,
     /// What a run yields.
@@ -47,9 +57,12 @@ pub struct Metric {
     /// The number stands behind this text in the output.
     #[serde(default)]
     pub after: Option<String>,
-    /// The number stands at this JSON pointer of the last line of the output.
+    /// The number stands at this JSON pointer of the last line of the output, or of all of it.
     #[serde(default)]
     pub json: Option<String>,
+    /// The metric is how long the command ran: for programs that do not say it themselves.
+    #[serde(default)]
+    pub time: bool,
 }
 
 /// One command of a workload, all parameters filled in.
@@ -59,7 +72,12 @@ pub struct Case {
     pub argv: Vec<String>,
     /// The arguments as the report names them.
     pub label: String,
+    /// What makes its input; empty where nothing is needed.
+    pub prepare: Vec<String>,
 }
+
+/// Chosen values of parameters, by name.
+pub type Parameters = BTreeMap<String, Vec<String>>;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -94,14 +112,15 @@ impl Workload {
             bail!("it has no metric: nothing would be measured");
         }
         for metric in &self.metric {
-            if metric.after.is_some() == metric.json.is_some() {
-                bail!("each metric needs either `after` or `json`");
+            let ways = [metric.after.is_some(), metric.json.is_some(), metric.time];
+            if ways.iter().filter(|way| **way).count() != 1 {
+                bail!("each metric needs one of `after`, `json` and `time = true`");
             }
             if self.metric.len() > 1 && metric.name.is_none() {
                 bail!("of several metrics each needs a name");
             }
         }
-        self.cases(&BTreeMap::new()).map(|_| ())
+        self.cases(&Parameters::new(), 1).map(|_| ())
     }
 
     /// The program's name.
@@ -109,41 +128,111 @@ impl Workload {
         self.command.split_whitespace().next().unwrap_or_default()
     }
 
-    /// All combinations of the parameters' values; `chosen` takes precedence over the defaults, and
-    /// parameters that this workload does not have are none of its business.
-    pub fn cases(&self, chosen: &BTreeMap<String, Vec<String>>) -> Result<Vec<Case>> {
-        let mut commands = vec![self.command.clone()];
-        for (name, defaults) in &self.parameters {
-            let values = chosen.get(name).unwrap_or(defaults);
-            let place = format!("{{{name}}}");
-            if !self.command.contains(&place) {
-                bail!("parameter `{name}` does not occur in its command");
-            }
-            commands = commands
-                .iter()
-                .flat_map(|command| values.iter().map(|value| command.replace(&place, value)))
-                .collect();
+    /// The names of all programs that must be there.
+    pub fn programs(&self) -> Vec<&str> {
+        match self.needs.is_empty() {
+            true => vec![self.program()],
+            false => self.needs.iter().map(String::as_str).collect(),
         }
-        commands.iter().map(|command| self.case(command)).collect()
     }
 
-    fn case(&self, command: &str) -> Result<Case> {
-        if command.contains('{') {
-            bail!("`{command}` has a parameter without a value");
+    /// The Debian packages of the programs.
+    pub fn packages(&self) -> impl Iterator<Item = &str> {
+        self.package.iter().flat_map(|text| text.split_whitespace())
+    }
+
+    /// All combinations of the parameters' values on a machine of so many CPUs; `chosen` takes
+    /// precedence over the defaults, and parameters that this workload does not have are none of its
+    /// business. Values that come to the same (50 % and 60 % of two CPUs) are one case.
+    pub fn cases(&self, chosen: &Parameters, cpus: u32) -> Result<Vec<Case>> {
+        let mut combinations: Vec<Vec<(&str, String)>> = vec![Vec::new()];
+        for (name, defaults) in &self.parameters {
+            if !self.command.contains(&place(name)) {
+                bail!("parameter `{name}` does not occur in its command");
+            }
+            let values: Vec<String> = chosen
+                .get(name)
+                .unwrap_or(defaults)
+                .iter()
+                .map(|value| of_cpus(value, cpus))
+                .collect::<Result<_>>()?;
+            combinations = combinations
+                .iter()
+                .flat_map(|before| {
+                    values.iter().map(|value| {
+                        let mut all = before.clone();
+                        all.push((name, value.clone()));
+                        all
+                    })
+                })
+                .collect();
         }
-        let argv = shell_words::split(command).with_context(|| format!("split `{command}`"))?;
-        // How a program is made to print its result is not part of what is measured.
-        let label: Vec<&str> = argv
-            .iter()
-            .skip(1)
-            .map(String::as_str)
-            .filter(|word| *word != "--json")
-            .collect();
+        let mut cases: Vec<Case> = Vec::new();
+        for values in &combinations {
+            let case = self.case(values)?;
+            if !cases.contains(&case) {
+                cases.push(case);
+            }
+        }
+        Ok(cases)
+    }
+
+    fn case(&self, values: &[(&str, String)]) -> Result<Case> {
+        let fill = |text: &str| -> Result<String> {
+            let filled = values.iter().fold(text.to_string(), |text, (name, value)| {
+                text.replace(&place(name), value)
+            });
+            if filled.replace(FOLDER, "").contains('{') {
+                bail!("`{filled}` has a parameter without a value");
+            }
+            Ok(filled)
+        };
+        let split =
+            |text: &str| shell_words::split(text).with_context(|| format!("split `{text}`"));
+        let argv = split(&fill(&self.command)?)?;
+        let label = match &self.label {
+            Some(label) => fill(label)?,
+            // How a program is made to print its result is not part of what is measured.
+            None => {
+                let words = argv.iter().skip(1).map(String::as_str);
+                let words: Vec<&str> = words.filter(|word| *word != "--json").collect();
+                words.join(" ")
+            }
+        };
+        let prepare = self.prepare.as_deref().unwrap_or_default();
         Ok(Case {
-            label: label.join(" "),
+            label,
             argv,
+            prepare: split(&fill(prepare)?)?,
         })
     }
+}
+
+/// Stands in commands for a folder that may be written to.
+pub const FOLDER: &str = "{folder}";
+
+impl Case {
+    /// Puts the folder for files in its place.
+    pub fn set_folder(&mut self, folder: &str) {
+        for word in self.argv.iter_mut().chain(&mut self.prepare) {
+            *word = word.replace(FOLDER, folder);
+        }
+    }
+}
+
+fn place(name: &str) -> String {
+    format!("{{{name}}}")
+}
+
+/// `50%` of the CPUs as a number, at least one; any other value as it is.
+fn of_cpus(value: &str, cpus: u32) -> Result<String> {
+    let Some(percent) = value.strip_suffix('%') else {
+        return Ok(value.to_string());
+    };
+    let share: f64 = percent
+        .parse()
+        .with_context(|| format!("`{value}` is no share of the CPUs, such as 50%"))?;
+    Ok(((f64::from(cpus) * share / 100.0).round().max(1.0) as u64).to_string())
 }
 
 impl Metric {
@@ -155,19 +244,15 @@ impl Metric {
         }
     }
 
-    /// Finds the metric in a run's output.
+    /// Finds the metric in a run's output, which took so many seconds.
     ///
     /// # Errors
     /// When the number is not there; the error shows the output's end.
-    pub fn read(&self, output: &str) -> Result<f64> {
+    pub fn read(&self, output: &str, seconds: f64) -> Result<f64> {
         let found = match (&self.after, &self.json) {
             (Some(text), _) => output.split(text.as_str()).nth(1).and_then(first_number),
-            (_, Some(pointer)) => output
-                .lines()
-                .rev()
-                .find_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-                .and_then(|value| value.pointer(pointer)?.as_f64()),
-            _ => None,
+            (_, Some(pointer)) => json_in(output).and_then(|json| json.pointer(pointer)?.as_f64()),
+            _ => Some(seconds),
         };
         let what = self
             .after
@@ -182,8 +267,22 @@ impl Metric {
     }
 }
 
+/// The last line that is JSON, else everything from the first brace.
+fn json_in(output: &str) -> Option<serde_json::Value> {
+    output
+        .lines()
+        .rev()
+        .find_map(|line| serde_json::from_str(line).ok())
+        .filter(serde_json::Value::is_object)
+        .or_else(|| serde_json::from_str(&output[output.find('{')?..]).ok())
+}
+
+/// The number that a text begins with, whatever is written behind it: `1.5s` and `12.0",` are numbers.
 fn first_number(text: &str) -> Option<f64> {
-    text.split_whitespace().next()?.parse().ok()
+    let text = text.trim_start();
+    let is_part = |c: char| c.is_ascii_digit() || ".+-eE".contains(c);
+    let end = text.find(|c| !is_part(c)).unwrap_or(text.len());
+    (1..=end).rev().find_map(|end| text[..end].parse().ok())
 }
 
 #[cfg(test)]
@@ -204,7 +303,7 @@ mod tests {
         assert!(all.len() >= 5);
         for workload in &all {
             assert!(
-                !workload.cases(&BTreeMap::new()).unwrap().is_empty(),
+                !workload.cases(&Parameters::new(), 4).unwrap().is_empty(),
                 "{}",
                 workload.name
             );
@@ -217,7 +316,7 @@ mod tests {
             ("groups".into(), vec!["1".into(), "4".into()]),
             ("other".into(), vec![]),
         ]);
-        let cases = find("hackbench").cases(&chosen).unwrap();
+        let cases = find("hackbench").cases(&chosen, 2).unwrap();
         let labels: Vec<&str> = cases.iter().map(|case| case.label.as_str()).collect();
         assert_eq!(labels, ["-g 1 -l 100", "-g 4 -l 100"]);
         assert_eq!(cases[1].argv, ["hackbench", "-g", "4", "-l", "100"]);
@@ -227,15 +326,18 @@ mod tests {
     fn results_are_read_from_real_output() {
         let hackbench = "Running in process mode with 1 groups using 40 file descriptors each (== 40 tasks)\n\
                          Each sender will pass 100 messages of 100 bytes\nTime: 0.374\n";
-        assert_eq!(find("hackbench").metric[0].read(hackbench).unwrap(), 0.374);
+        assert_eq!(
+            find("hackbench").metric[0].read(hackbench, 9.0).unwrap(),
+            0.374
+        );
         let perf = "# Running 'sched/pipe' benchmark:\n# Executed 10000 pipe operations between two processes\n\n     \
                     Total time: 0.103 [sec]\n\n      10.345000 usecs/op\n          96665 ops/sec\n";
-        assert_eq!(find("perf-pipe").metric[0].read(perf).unwrap(), 0.103);
+        assert_eq!(find("perf-pipe").metric[0].read(perf, 9.0).unwrap(), 0.103);
         let latency = "{\"requests_per_s\":10.5,\"wakeup_us\":{\"p50\":7.25,\"p99\":9.0},\"request_us\":{\"p99\":11.0}}\n";
         let metrics = find("latency").metric;
-        assert_eq!(metrics[0].read(latency).unwrap(), 7.25);
-        assert_eq!(metrics[3].read(latency).unwrap(), 10.5);
-        let case = &find("latency").cases(&BTreeMap::new()).unwrap()[0];
+        assert_eq!(metrics[0].read(latency, 9.0).unwrap(), 7.25);
+        assert_eq!(metrics[3].read(latency, 9.0).unwrap(), 10.5);
+        let case = &find("latency").cases(&Parameters::new(), 2).unwrap()[0];
         assert_eq!(
             metrics[0].label(case),
             "latency --message-threads 1 --threads 2 --seconds 2: wakeup p50"
@@ -245,7 +347,7 @@ mod tests {
     #[test]
     fn output_without_a_result_is_an_error_that_shows_it() {
         let error = find("hackbench").metric[0]
-            .read("fork: Cannot allocate memory")
+            .read("fork: Cannot allocate memory", 9.0)
             .unwrap_err();
         assert!(
             error.to_string().contains("Cannot allocate memory"),
@@ -254,9 +356,44 @@ mod tests {
         // JSON null, as `spread` prints when it never happened.
         assert!(
             find("spread").metric[0]
-                .read("{\"spread_ms\":null}")
+                .read("{\"spread_ms\":null}", 9.0)
                 .is_err()
         );
+    }
+
+    #[test]
+    fn real_programs_say_their_results_in_their_own_ways() {
+        let x265 = "encoded 60 frames in 1.35s (44.44 fps), 312.48 kb/s, Avg QP:33.05\n";
+        assert_eq!(find("x265").metric[0].read(x265, 9.0).unwrap(), 1.35);
+        let redis = "\"test\",\"rps\",\"avg_latency_ms\"\n\"GET\",\"41666.67\",\"0.6\"\n";
+        assert_eq!(find("redis").metric[0].read(redis, 9.0).unwrap(), 41666.67);
+        let iperf3 = "{\n  \"end\": {\n \"sum_received\": { \"bits_per_second\": 2.5e9 }\n}\n}\n";
+        assert_eq!(find("iperf3").metric[0].read(iperf3, 9.0).unwrap(), 2.5e9);
+        // SQLite's shell says nothing: its time is that of the run.
+        assert_eq!(find("sqlite").metric[0].read("", 1.25).unwrap(), 1.25);
+    }
+
+    #[test]
+    fn a_share_of_the_cpus_becomes_a_number_of_threads() {
+        let chosen = Parameters::from([(
+            "threads".into(),
+            vec!["31.25%".into(), "50%".into(), "60%".into()],
+        )]);
+        let labels = |cpus| -> Vec<String> {
+            let cases = find("primesieve").cases(&chosen, cpus).unwrap();
+            cases.into_iter().map(|case| case.label).collect()
+        };
+        assert_eq!(labels(64), ["20 threads", "32 threads", "38 threads"]);
+        assert_eq!(labels(2), ["1 threads"]);
+        assert!(of_cpus("half%", 2).is_err());
+    }
+
+    #[test]
+    fn numbers_end_where_they_end() {
+        assert_eq!(first_number(" 1.5s"), Some(1.5));
+        assert_eq!(first_number("12e3 x"), Some(12e3));
+        assert_eq!(first_number("-"), None);
+        assert_eq!(first_number(""), None);
     }
 
     #[test]
@@ -269,6 +406,8 @@ mod tests {
         assert!(with("command='x'\nmetric=[]").is_err());
         assert!(with("command='x {n}'\nmetric=[{unit='s',better='lower',after='T'}]").is_err());
         assert!(with("command='x'\nmetric=[{unit='s',better='lower'}]").is_err());
+        let both = "command='x'\nmetric=[{unit='s',better='lower',after='T',time=true}]";
+        assert!(with(both).is_err());
         assert!(with("command='x'\nmetric=[{unit='s',better='lower',after='T'}]\nmore=1").is_err());
         assert!(with("command='x'\nmetric=[{unit='s',better='lower',after='T'}]").is_ok());
     }

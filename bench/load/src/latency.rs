@@ -174,7 +174,7 @@ fn work(team: &Team, index: usize, schedule: &Schedule) -> Result<Latencies> {
             }
         };
         let running_at = sys::now_ns();
-        spin(schedule.operations);
+        sys::work(schedule.operations);
         if woken_at >= schedule.measure_from {
             latencies
                 .wakeup
@@ -185,17 +185,6 @@ fn work(team: &Team, index: usize, schedule: &Schedule) -> Result<Latencies> {
         }
     }
     Ok(latencies)
-}
-
-fn spin(operations: u64) {
-    let mut state = 1_u64;
-    for _ in 0..operations {
-        state = std::hint::black_box(
-            state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1),
-        );
-    }
 }
 
 fn describe(latencies: &Latencies, elapsed: f64) -> Finding {

@@ -12,8 +12,11 @@ mod idle_watch;
 mod latency;
 mod pipe;
 mod programs;
+mod services;
 mod spread;
+mod stream;
 mod sys;
+mod video;
 mod wakeup;
 
 use std::process::ExitCode;
@@ -38,7 +41,10 @@ enum Load {
     Latency(latency::Args),
     Pipe(pipe::Args),
     Programs(programs::Args),
+    Services(services::Args),
     Spread(spread::Args),
+    Stream(stream::Args),
+    Video(video::Args),
     Churn(churn::Args),
     IdlePeriods(idle_periods::Args),
     IdleWatch(idle_watch::Args),
@@ -73,7 +79,10 @@ fn run(load: Load) -> Result<bool> {
         Load::Latency(args) => (latency::run(&args)?, args.json),
         Load::Pipe(args) => (pipe::run(&args)?, args.json),
         Load::Programs(args) => (programs::run(&args)?, args.json),
+        Load::Services(args) => (services::run(&args)?, args.json),
         Load::Spread(args) => (spread::run(&args)?, args.json),
+        Load::Stream(args) => (stream::run(&args)?, args.json),
+        Load::Video(args) => (video::run(&args)?, args.json),
         Load::Churn(args) => (churn::run(&args)?, args.json),
         Load::IdlePeriods(args) => (idle_periods::run(&args)?, args.json),
         Load::IdleWatch(args) => (idle_watch::run(&args)?, args.json),

@@ -278,6 +278,18 @@ pub fn burn_forever() -> ! {
     }
 }
 
+/// Works a fixed number of operations: dependent multiplications, no memory, no system call.
+pub fn work(operations: u64) {
+    let mut state = 1_u64;
+    for _ in 0..operations {
+        state = std::hint::black_box(
+            state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1),
+        );
+    }
+}
+
 /// Gives up its turn, again and again, until killed.
 pub fn yield_forever() -> ! {
     loop {

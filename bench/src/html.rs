@@ -1,0 +1,352 @@
+//! A result file as one HTML page that opens anywhere: no network, no script, no other file.
+//!
+//! The markup is maud's, which escapes what it is given: schedulers' names and their last words come
+//! from other programs.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use serde_json::Value;
+
+use crate::report::{BASELINE, Report, Row, write_atomically};
+use crate::stats::{Average, Better, Verdict, variation_percent};
+use crate::strip;
+use crate::table::{Relation, mark, relate, significant};
+
+const STYLE: &str = "
+body { font: 15px/1.45 system-ui, sans-serif; color: #1b1f24; background: #fff; max-width: 62rem;
+       margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem;
+     border-bottom: 1px solid #d5dae0; }
+h3 { font-size: .95rem; margin: 1.4rem 0 .2rem; font-weight: 600; }
+table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabular-nums; display: block;
+        overflow-x: auto; }
+th, td { padding: .25rem .7rem; text-align: left; border-bottom: 1px solid #e6e9ed; white-space: nowrap; }
+td:first-child { white-space: normal; min-width: 8rem; } td.number { text-align: right; }
+.better { color: #0b6b2f; font-weight: 600; } .worse { color: #a3191f; font-weight: 600; }
+.unsure { color: #6a737d; } .failed { color: #fff; background: #a3191f; padding: 0 .4rem; }
+.note { color: #57606a; font-size: .9rem; } svg { max-width: 100%; height: auto; display: block; }
+pre { background: #f5f7f9; padding: .7rem; overflow-x: auto; font-size: .85rem; white-space: pre-wrap; }
+.warning { background: #fff4d6; border-left: 4px solid #d9a400; padding: .5rem .8rem; }
+";
+
+/// Writes the page; `-` is standard output.
+pub fn write(report: &Report, file: &Path) -> Result<()> {
+    let page = render(report)?;
+    write_atomically(file, &page).context("write the HTML report")
+}
+
+fn render(report: &Report) -> Result<String> {
+    let mut workloads: Vec<&str> = Vec::new();
+    for (workload, _) in report.tests() {
+        if !workloads.contains(&workload) {
+            workloads.push(workload);
+        }
+    }
+    let sections: Vec<Markup> = workloads
+        .iter()
+        .map(|workload| section(report, workload))
+        .collect::<Result<_>>()?;
+    let title = format!("Schedulers on {}", machine_name(report));
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width";
+                // Browsers ask for an icon unless they are told that there is none.
+                link rel="icon" href="data:,";
+                title { (title) }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                h1 { (title) }
+                p.note { "Linux " (report.kernel) ", " (when(report)) ", " (rounds(report)) }
+                @if !report.complete {
+                    p.warning { "This run was interrupted or failed: it has fewer samples than it was to have." }
+                }
+                (summary(report))
+                (how_to_read())
+                @for section in &sections { (section) }
+                (failures(report))
+                (circumstances(report))
+            }
+        }
+    };
+    Ok(page.into_string())
+}
+
+fn machine_name(report: &Report) -> String {
+    let text = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_string);
+    let machine = &report.machine;
+    let name = text(
+        machine
+            .get("machine")
+            .and_then(|machine| machine.get("name")),
+    );
+    let cpus = machine.get("cpus").and_then(Value::as_u64);
+    let name = name
+        .or_else(|| text(machine.get("model")))
+        .unwrap_or_else(|| "an unnamed machine".into());
+    match cpus {
+        Some(cpus) => format!("{name} ({cpus} CPUs)"),
+        None => name,
+    }
+}
+
+fn when(report: &Report) -> String {
+    match time::OffsetDateTime::from_unix_timestamp(report.started_unix as i64) {
+        Ok(time) if report.started_unix > 0 => {
+            let (hour, minute) = (time.hour(), time.minute());
+            format!("{} {hour:02}:{minute:02} UTC", time.date())
+        }
+        _ => "at an unknown time".into(),
+    }
+}
+
+fn rounds(report: &Report) -> String {
+    match report.options.get("rounds").and_then(Value::as_u64) {
+        Some(1) => "one round".into(),
+        Some(rounds) => format!("{rounds} interleaved rounds"),
+        None => "rounds not recorded".into(),
+    }
+}
+
+/// How many tests each scheduler is really better and worse in.
+fn summary(report: &Report) -> Markup {
+    let tests = report.tests();
+    let line = |scheduler: &str| {
+        let mut count = [0; 4];
+        for test in &tests {
+            let rows = report
+                .row(*test, BASELINE)
+                .zip(report.row(*test, scheduler));
+            let relation = rows
+                .and_then(|(base, row)| row.failed.is_none().then(|| relate(base, row)).flatten());
+            count[match relation {
+                None => 3,
+                Some(r) if r.verdict != Verdict::Different => 2,
+                Some(r) if r.improvement >= 0.0 => 0,
+                Some(_) => 1,
+            }] += 1;
+        }
+        count
+    };
+    html! {
+        table {
+            tr { th { "against eevdf, of " (tests.len()) " tests" } th { "better" } th { "worse" }
+                 th { "no real difference" } th { "failed or missing" } }
+            @for scheduler in report.schedulers().iter().filter(|name| **name != BASELINE) {
+                tr {
+                    td { (scheduler) }
+                    @for number in line(scheduler) { td.number { (number) } }
+                }
+            }
+        }
+    }
+}
+
+fn how_to_read() -> Markup {
+    html! {
+        p.note {
+            "Everything is relative to eevdf, the kernel without a sched_ext scheduler. Bar: the average \
+             (harmonic for rates). Dots: the samples, one per round. Black line: 95 % bootstrap interval \
+             of the average. In the tables: normalized average, improvement in percent (positive is \
+             better, whichever direction that is), coefficient of variation in percent. "
+            b.better { "Green" } " and " b.worse { "red" } " are real differences (two-sided Mann-Whitney U \
+             test, p < 0.05); grey is not told from noise (same), has too few rounds to tell (few), or an \
+             average that outliers turned round (mixed). Of twenty rows one is expected to look different \
+             by chance."
+        }
+    }
+}
+
+fn section(report: &Report, workload: &str) -> Result<Markup> {
+    let tests: Vec<_> = report
+        .tests()
+        .into_iter()
+        .filter(|(name, _)| *name == workload)
+        .collect();
+    let schedulers = report.schedulers();
+    let strips: Vec<Option<String>> = tests
+        .iter()
+        .map(|test| strip::render(report, *test))
+        .collect::<Result<_>>()?;
+    Ok(html! {
+        h2 { (workload) }
+        table {
+            tr {
+                th { "case" } th { "eevdf" }
+                @for scheduler in &schedulers { @if *scheduler != BASELINE { th { (scheduler) } } }
+            }
+            @for test in &tests {
+                tr {
+                    td { (test.1) }
+                    td { (baseline(report, *test)) }
+                    @for scheduler in &schedulers {
+                        @if *scheduler != BASELINE { td { (cell(report, *test, scheduler)) } }
+                    }
+                }
+            }
+        }
+        @for (test, strip) in tests.iter().zip(&strips) {
+            @if let Some(svg) = strip {
+                h3 { (test.1) span.note { " " (direction(report, *test)) } }
+                (PreEscaped(svg))
+            }
+        }
+    })
+}
+
+fn baseline(report: &Report, test: (&str, &str)) -> String {
+    match report.row(test, BASELINE) {
+        Some(row) if !row.samples.is_empty() => format!(
+            "{} {} ({:.2})",
+            significant(Average::for_unit(&row.unit).of(&row.samples)),
+            row.unit,
+            variation_percent(&row.samples)
+        ),
+        _ => "-".into(),
+    }
+}
+
+fn direction(report: &Report, test: (&str, &str)) -> &'static str {
+    match report.row(test, BASELINE).map(|row| row.better) {
+        Some(Better::Lower) => "eevdf = 1, shorter is better",
+        Some(Better::Higher) => "eevdf = 1, longer is better",
+        None => "",
+    }
+}
+
+fn cell(report: &Report, test: (&str, &str), scheduler: &str) -> Markup {
+    let Some(row) = report.row(test, scheduler) else {
+        return html! { "-" };
+    };
+    if row.failed.is_some() {
+        return html! { span.failed { "FAILED" } };
+    }
+    let Some(relation) = report
+        .row(test, BASELINE)
+        .and_then(|base| relate(base, row))
+    else {
+        return html! { "-" };
+    };
+    html! {
+        span class=(class(&relation)) {
+            (format!("{:.2} [{:+.2}]({:.2})", relation.normalized, relation.improvement,
+                     variation_percent(&row.samples)))
+            (mark(relation.verdict))
+        }
+    }
+}
+
+fn class(relation: &Relation) -> &'static str {
+    match relation.verdict {
+        Verdict::Different if relation.improvement >= 0.0 => "better",
+        Verdict::Different => "worse",
+        Verdict::Same | Verdict::TooFew | Verdict::Mixed => "unsure",
+    }
+}
+
+fn failures(report: &Report) -> Markup {
+    let failed: Vec<(&Row, &String)> = report
+        .results
+        .iter()
+        .filter_map(|row| Some((row, row.failed.as_ref()?)))
+        .collect();
+    html! {
+        @if !failed.is_empty() {
+            h2 { "What failed" }
+            @for (row, why) in failed {
+                h3 { (row.scheduler) ", " (row.workload) " " (row.case) }
+                pre { (why) }
+            }
+        }
+    }
+}
+
+/// Everything that is needed to run it again.
+fn circumstances(report: &Report) -> Markup {
+    let pretty = |values: &BTreeMap<String, Value>| {
+        serde_json::to_string_pretty(values).unwrap_or_else(|error| error.to_string())
+    };
+    let command = report.options.get("command_line").and_then(Value::as_str);
+    html! {
+        h2 { "To run it again" }
+        @if let Some(command) = command { pre { (command) } }
+        p.note { "The machine:" }
+        pre { (pretty(&report.machine)) }
+        p.note { "Options, versions and the commands of the workloads:" }
+        pre { (pretty(&report.options)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::report_of;
+
+    const BASE: &[f64] = &[1.0, 1.01, 0.99, 1.02, 0.98];
+
+    fn page(report: &Report) -> String {
+        render(report).unwrap()
+    }
+
+    #[test]
+    fn the_page_needs_nothing_but_itself() {
+        let page = page(&report_of(&[("eevdf", BASE), ("scx_a", BASE)]));
+        for outside in ["src=", "http-equiv", "@import", "url(", "<script"] {
+            assert!(!page.contains(outside), "{outside}");
+        }
+        // The namespace of SVG is a name, not an address that is fetched.
+        let addresses = page.matches("http").count();
+        assert_eq!(
+            addresses,
+            page.matches("http://www.w3.org/2000/svg").count()
+        );
+    }
+
+    #[test]
+    fn real_differences_are_coloured_and_the_others_are_not() {
+        let page = page(&report_of(&[
+            ("eevdf", BASE),
+            ("scx_fast", &[0.5, 0.51, 0.49, 0.52, 0.48]),
+            ("scx_slow", &[2.0, 2.01, 1.99, 2.02, 1.98]),
+            ("scx_same", BASE),
+            ("scx_few", &[0.5]),
+        ]));
+        assert!(
+            page.contains(r#"<span class="better">0.50 [+50.00](3.16)</span>"#),
+            "{page}"
+        );
+        assert!(page.contains(r#"<span class="worse">2.00 [-100.00]"#));
+        assert!(page.contains(" same</span>") && page.contains(" few</span>"));
+    }
+
+    #[test]
+    fn what_other_programs_say_is_text_and_no_markup() {
+        let mut report = report_of(&[("eevdf", BASE), ("scx_<b>", &[])]);
+        report.results[1].failed = Some("<script>alert(1)</script>".into());
+        let page = page(&report);
+        assert!(!page.contains("<script>") && !page.contains("scx_<b>"));
+        assert!(page.contains("&lt;script&gt;") && page.contains("FAILED"));
+    }
+
+    #[test]
+    fn the_page_says_how_to_run_it_again_and_whether_it_is_whole() {
+        let mut report = report_of(&[("eevdf", BASE)]);
+        report.started_unix = 1_700_000_000;
+        report
+            .options
+            .insert("command_line".into(), "magpie bench --rounds 5".into());
+        report.machine.insert("model".into(), "A CPU".into());
+        let whole = page(&report);
+        assert!(whole.contains("magpie bench --rounds 5"));
+        assert!(whole.contains("2023-11-14 22:13 UTC") && whole.contains("A CPU"));
+        assert!(!whole.contains("interrupted"));
+        report.complete = false;
+        assert!(page(&report).contains("interrupted"));
+    }
+}

@@ -1,0 +1,434 @@
+//! What a command line asks for, found out before a guest is booted or a file is written: cases,
+//! schedulers, programs, the machine.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use magpie_lab::{GuestOptions, KernelChoice, Machine, Progress as LabProgress};
+use serde_json::Value;
+
+use crate::candidate::{self, Candidate};
+use crate::cli::Measure;
+use crate::place::{Host, Place, Vm, host_cpus};
+use crate::runner::{self, Suite};
+use crate::suite::{self, Definition, Where};
+use crate::workload::{self, Case, Parameters, Workload};
+use crate::{peers, shard};
+
+/// The machine of a guest where neither the command line nor a suite names one.
+const MACHINE: &str = "tiny2";
+const VIRTUAL_TIME_MACHINE: &str = "vt16";
+
+/// What to measure, and where.
+pub struct Plan {
+    /// Schedulers, cases and rounds.
+    pub suite: Suite,
+    /// The suites that it came from.
+    pub suites: Vec<Definition>,
+    /// What the report keeps of it, to run it again.
+    pub options: BTreeMap<String, Value>,
+    machine: Option<Machine>,
+    programs: Vec<PathBuf>,
+    /// Where workloads keep files on this host; removed with the plan.
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl Plan {
+    /// Makes the plan.
+    pub(crate) fn new(args: &Measure) -> Result<Self> {
+        let suites = suite::find(&args.suite)?;
+        let machine = choose_machine(args, &suites)?;
+        let cpus = machine.as_ref().map_or(host_cpus() as u32, Machine::cpus);
+        let mut suite = Suite {
+            candidates: candidate::parse_list(&args.sched)?,
+            work: choose_work(args, &suites, cpus)?,
+            rounds: args.rounds.into(),
+        };
+        if args.ablate {
+            candidate::add_ablation(&mut suite.candidates)?;
+        }
+        let mut options = runner::options(&suite);
+        options.insert("command_line".into(), command_line(std::env::args()).into());
+        if let Some(shard) = args.shard {
+            shard.choose(&mut suite.work);
+            options.insert(shard::OPTION.into(), shard.to_string().into());
+        }
+        let programs = find_programs(args.place, &mut suite)?;
+        options.insert("versions".into(), versions(&suite, &programs).into());
+        let folder = match args.place {
+            Where::Host => Some(tempfile::tempdir().context("make a folder for the workloads")?),
+            Where::Vm | Where::Vtime => None,
+        };
+        let path = folder.as_ref().map_or(Path::new("/tmp"), |f| f.path());
+        let cases = suite.work.iter_mut().flat_map(|(_, cases)| cases);
+        cases.for_each(|case| case.set_folder(&path.to_string_lossy()));
+        Ok(Self {
+            suite,
+            suites,
+            options,
+            machine,
+            programs,
+            _folder: folder,
+        })
+    }
+
+    /// Boots the guest, or makes sure that this host will do.
+    pub(crate) fn open_place(&self, args: &Measure) -> Result<Box<dyn Place>> {
+        let Some(machine) = &self.machine else {
+            if self.suite.candidates.iter().any(|c| !c.is_baseline()) {
+                Host::check_schedulers_possible()?;
+            }
+            return Ok(Box::new(Host::new()?));
+        };
+        let spinner = indicatif::ProgressBar::new_spinner();
+        spinner.enable_steady_tick(Duration::from_millis(100));
+        let messages = spinner.clone();
+        let work = self.suite.work.iter();
+        let mut packages: Vec<String> = work
+            .flat_map(|(workload, _)| workload.packages().map(str::to_string))
+            .collect();
+        packages.sort();
+        packages.dedup();
+        let options = GuestOptions {
+            machine: machine.clone(),
+            kernel: KernelChoice::parse(args.kernel.as_deref(), args.config.as_deref())?,
+            packages,
+            files: self.programs.clone(),
+            progress: LabProgress::new(move |what| messages.set_message(what.to_string())),
+            ..GuestOptions::default()
+        };
+        let vm = Vm::boot(&options);
+        spinner.finish_and_clear();
+        Ok(Box::new(vm?))
+    }
+}
+
+/// The command that measures the same again: without this part's number and without output files,
+/// so that it is the same for all parts of a run.
+fn command_line(mut words: impl Iterator<Item = String>) -> String {
+    const LEFT_OUT: [&str; 4] = ["--shard", "--json", "--markdown", "--html"];
+    let program = words.next().unwrap_or_default();
+    let program = Path::new(&program).file_name().unwrap_or_default();
+    let mut kept = vec![program.to_string_lossy().into_owned()];
+    while let Some(word) = words.next() {
+        if LEFT_OUT.contains(&word.as_str()) {
+            words.next();
+        } else if !LEFT_OUT
+            .iter()
+            .any(|option| word.starts_with(&format!("{option}=")))
+        {
+            kept.push(word);
+        }
+    }
+    shell_words::join(kept)
+}
+
+/// What each scheduler says of its version. (On the host programs have their paths in the suite, for
+/// a guest they are among those to copy.)
+fn versions(suite: &Suite, programs: &[PathBuf]) -> serde_json::Map<String, Value> {
+    let mut versions = serde_json::Map::new();
+    for program in suite.candidates.iter().filter_map(|c| c.argv.first()) {
+        let program = Path::new(program);
+        let Some(name) = program.file_name() else {
+            continue;
+        };
+        let copied = programs
+            .iter()
+            .find(|copied| copied.file_name() == Some(name));
+        if let Some(version) = peers::version_of(copied.map_or(program, PathBuf::as_path)) {
+            versions.insert(name.to_string_lossy().into_owned(), version.into());
+        }
+    }
+    versions
+}
+
+/// The guest's machine; None on the host.
+fn choose_machine(args: &Measure, suites: &[Definition]) -> Result<Option<Machine>> {
+    let name = match (&args.machine, args.place) {
+        (Some(machine), Where::Host) => {
+            bail!("--machine {machine} is for guests; with --in host the machine is this host")
+        }
+        (None, Where::Host) => return Ok(None),
+        (Some(machine), _) => machine.clone(),
+        (None, place) => suite::machine(suites, place)?.unwrap_or_else(|| {
+            let name = if place == Where::Vtime {
+                VIRTUAL_TIME_MACHINE
+            } else {
+                MACHINE
+            };
+            name.to_string()
+        }),
+    };
+    let machine = Machine::find(&name)?;
+    ensure!(
+        args.place != Where::Vtime || machine.virtual_time.is_some(),
+        "the machine {name} is not in virtual time; `magpie lab machines` shows which are"
+    );
+    Ok(Some(machine))
+}
+
+/// The workloads and cases that were asked for, each case once.
+fn choose_work(
+    args: &Measure,
+    suites: &[Definition],
+    cpus: u32,
+) -> Result<Vec<(Workload, Vec<Case>)>> {
+    let extra = match &args.workloads {
+        Some(path) => Some(
+            std::fs::read_to_string(path)
+                .with_context(|| format!("read the workloads of {}", path.display()))?,
+        ),
+        None => None,
+    };
+    let known = workload::load(extra.as_deref())?;
+    let chosen = parse_parameters(args)?;
+    let mut wanted: Vec<(&str, Parameters)> = Vec::new();
+    for suite in suites {
+        for run in suite.runs(args.place) {
+            wanted.push((&run.workload, run.parameters(args.place)));
+        }
+    }
+    for (index, name) in args.workload.iter().enumerate() {
+        if args.workload[..index].contains(name) {
+            bail!("the workload `{name}` is named twice");
+        }
+        wanted.push((name, Parameters::new()));
+    }
+    if wanted.is_empty() {
+        wanted.push(("hackbench", Parameters::new()));
+    }
+
+    let mut work: Vec<(Workload, Vec<Case>)> = Vec::new();
+    for (name, mut parameters) in wanted {
+        let Some(workload) = known.iter().find(|workload| workload.name == *name) else {
+            let names: Vec<&str> = known.iter().map(|w| w.name.as_str()).collect();
+            bail!(
+                "there is no workload `{name}`; there are {}",
+                names.join(", ")
+            );
+        };
+        // The command line's word is the last one.
+        parameters.extend(chosen.clone());
+        let cases = workload.cases(&parameters, cpus)?;
+        match work.iter_mut().find(|(other, _)| other.name == *name) {
+            None => work.push((workload.clone(), cases)),
+            Some((_, known)) => {
+                let new: Vec<Case> = cases.into_iter().filter(|c| !known.contains(c)).collect();
+                known.extend(new);
+            }
+        }
+    }
+    for name in chosen.keys() {
+        if !work
+            .iter()
+            .any(|(workload, _)| workload.parameters.contains_key(name))
+        {
+            bail!(
+                "none of the chosen workloads has a parameter `{name}`; `magpie bench workloads` shows them"
+            );
+        }
+    }
+    Ok(work)
+}
+
+fn parse_parameters(args: &Measure) -> Result<Parameters> {
+    let mut parameters = Parameters::new();
+    let short = [("groups", &args.groups), ("loops", &args.loops)];
+    let short = short
+        .into_iter()
+        .filter_map(|(name, list)| Some((name.to_string(), list.clone()?)));
+    let long: Vec<(String, String)> = args
+        .parameters
+        .iter()
+        .map(|text| {
+            let (name, list) = text
+                .split_once('=')
+                .with_context(|| format!("`--set {text}`: write it like threads=2,8"))?;
+            Ok((name.trim().to_string(), list.to_string()))
+        })
+        .collect::<Result<_>>()?;
+    for (name, list) in short.chain(long) {
+        let values: Vec<String> = list
+            .split(',')
+            .map(|value| value.trim().to_string())
+            .collect();
+        if values.iter().any(String::is_empty) {
+            bail!("the parameter `{name}` has an empty value in `{list}`");
+        }
+        parameters.insert(name, values);
+    }
+    Ok(parameters)
+}
+
+/// Programs to copy into a guest; in the suite, each command's first word becomes what is run there.
+fn find_programs(place: Where, suite: &mut Suite) -> Result<Vec<PathBuf>> {
+    let mut programs: Vec<PathBuf> = Vec::new();
+    let mut put = |program: PathBuf| -> Result<String> {
+        let name = program
+            .file_name()
+            .context("a program has a file name")?
+            .to_string_lossy()
+            .into_owned();
+        if place == Where::Host {
+            return Ok(program.to_string_lossy().into_owned());
+        }
+        if programs
+            .iter()
+            .any(|known| known.file_name() == program.file_name() && *known != program)
+        {
+            bail!("two programs are named {name}: a guest has room for one, rename the other");
+        }
+        if !programs.contains(&program) {
+            programs.push(program);
+        }
+        Ok(format!("/bin/{name}"))
+    };
+    for Candidate { argv, .. } in &mut suite.candidates {
+        if let Some(program) = argv.first_mut() {
+            *program = put(candidate::find_scheduler(program)?)?;
+        }
+    }
+    for (workload, cases) in &mut suite.work {
+        for name in workload.programs() {
+            // In a guest, a program of a Debian package comes with the package.
+            if place != Where::Host && workload.package.is_some() && !is_ours(name) {
+                continue;
+            }
+            let program =
+                candidate::find_program(name).with_context(|| match &workload.package {
+                    Some(package) if !is_ours(name) => {
+                        format!("{name} is not installed: apt-get install {package}")
+                    }
+                    _ => format!("{name} is not built: cargo build --release"),
+                })?;
+            let program = put(program)?;
+            if name == workload.program() {
+                cases
+                    .iter_mut()
+                    .for_each(|case| case.argv[0].clone_from(&program));
+            }
+        }
+    }
+    Ok(programs)
+}
+
+/// Is it built here, whatever packages its workload also needs?
+fn is_ours(program: &str) -> bool {
+    program.starts_with("magpie-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::tests::measure;
+
+    fn work(line: &str) -> Result<Vec<(Workload, Vec<Case>)>> {
+        let args = measure(line);
+        choose_work(&args, &suite::find(&args.suite)?, 2)
+    }
+
+    fn labels(work: &[(Workload, Vec<Case>)]) -> Vec<String> {
+        let cases = work.iter().flat_map(|(_, cases)| cases);
+        cases.map(|case| case.label.clone()).collect()
+    }
+
+    #[test]
+    fn cases_come_from_the_options() {
+        let work = work("--workload hackbench,pipe --groups 1,4 --set round_trips=5").unwrap();
+        assert_eq!(
+            labels(&work),
+            ["-g 1 -l 100", "-g 4 -l 100", "pipe --loops 5"]
+        );
+        assert_eq!(labels(&super::tests::work("").unwrap()), ["-g 1 -l 100"]);
+    }
+
+    #[test]
+    fn suites_and_workloads_come_together_and_the_command_line_has_the_last_word() {
+        let both = work("--suite steal,push --workload fairness --loops 7").unwrap();
+        let hackbench: Vec<String> = labels(&both[..1]);
+        // Groups 1, 2, 4 and 8 are in both suites.
+        assert_eq!(
+            hackbench.join(", "),
+            "-g 1 -l 7, -g 2 -l 7, -g 3 -l 7, -g 4 -l 7, -g 8 -l 7, -g 16 -l 7"
+        );
+        assert_eq!(both.last().unwrap().0.name, "fairness");
+        assert!(both.iter().any(|(workload, _)| workload.name == "tbench"));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let error = |line: &str| format!("{:#}", work(line).unwrap_err());
+        assert!(error("--workload hackbnch").contains("there are hackbench"));
+        assert!(error("--workload pipe --groups 4").contains("`groups`"));
+        assert!(error("--set groups").contains("write it like"));
+        assert!(error("--groups 1,,2").contains("empty value"));
+        assert!(error("--workload pipe,pipe").contains("twice"));
+        assert!(error("--suite stael").contains("there are steal"));
+    }
+
+    #[test]
+    fn all_parts_of_a_run_keep_the_same_command() {
+        let kept = |line: &str| command_line(line.split(' ').map(str::to_string));
+        let line = "/a/magpie bench --shard 2/4 --json=x --sched scx_a --html y --rounds 5";
+        assert_eq!(kept(line), "magpie bench --sched scx_a --rounds 5");
+        assert_eq!(
+            kept(line),
+            kept("magpie bench --sched scx_a --shard=1/4 --rounds 5")
+        );
+    }
+
+    #[test]
+    fn machines_are_for_guests_and_virtual_time_needs_one_that_has_it() {
+        let machine = |line: &str| {
+            let args = measure(line);
+            choose_machine(&args, &suite::find(&args.suite).unwrap())
+        };
+        assert_eq!(machine("").unwrap().unwrap().name, "tiny2");
+        assert_eq!(machine("--in vtime").unwrap().unwrap().name, "vt16");
+        let suite = machine("--in vtime --suite fairness").unwrap().unwrap();
+        assert_eq!(suite.name, "vt4");
+        assert!(machine("--in host").unwrap().is_none());
+        for (line, word) in [
+            ("--in host --machine tiny2", "this host"),
+            ("--in vtime --machine tiny2", "virtual time"),
+        ] {
+            let error = machine(line).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_absent_scheduler_is_found_out_before_anything_runs() {
+        let args = measure("--sched scx_no_such_thing --workload fairness");
+        let mut suite = Suite {
+            candidates: candidate::parse_list(&args.sched).unwrap(),
+            work: Vec::new(),
+            rounds: 1,
+        };
+        let error = find_programs(Where::Vm, &mut suite)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("magpie bench peers install scx_no_such_thing"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn scripts_bring_our_own_programs_along_and_leave_the_shell_alone() {
+        let mut suite = Suite {
+            candidates: Vec::new(),
+            work: work("--workload cyclictest").unwrap(),
+            rounds: 1,
+        };
+        let Ok(programs) = find_programs(Where::Vm, &mut suite) else {
+            // Not built: that is said, and is not what is tested here.
+            return assert!(candidate::find_program("magpie-load").is_none());
+        };
+        assert_eq!(programs.len(), 1, "{programs:?}");
+        assert!(programs[0].ends_with("magpie-load"));
+        assert_eq!(suite.work[0].1[0].argv[0], "sh");
+    }
+}

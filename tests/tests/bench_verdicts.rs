@@ -1,0 +1,153 @@
+//! The bench against known truth, on real kernels in virtual time: the same against itself is called
+//! the same, and a slowdown of 5 % is found. The runner, the guest, the report and the verdicts are
+//! those of `magpie bench`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use magpie_bench::candidate::parse_list;
+use magpie_bench::place::{Place, Ran, Vm};
+use magpie_bench::report::{BASELINE, Report};
+use magpie_bench::runner::{self, Step, Suite, Watcher};
+use magpie_bench::stats::Verdict;
+use magpie_bench::table::{Relation, Style, relate, render};
+use magpie_bench::workload;
+use magpie_lab::{GuestOptions, Machine};
+
+/// Loops of a shell: work of known length.
+const WORK: &str = "
+[[workload]]
+name = 'loop'
+about = ''
+command = \"sh -c 'i=0; while [ $i -lt 6000 ]; do i=$((i+1)); done'\"
+label = 'alone'
+timeout_s = 60
+metric = [{ unit = 's', better = 'lower', time = true }]
+[[workload]]
+name = 'loops'
+about = ''
+command = \"sh -c 'for j in 1 2 3 4 5 6; do (i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done) & done; wait'\"
+label = 'six on four CPUs'
+timeout_s = 60
+metric = [{ unit = 's', better = 'lower', time = true }]
+[[workload]]
+name = 'forks'
+about = ''
+command = \"sh -c 'i=0; while [ $i -lt 30 ]; do (true | true); i=$((i+1)); done'\"
+label = 'pipelines'
+timeout_s = 60
+metric = [{ unit = 's', better = 'lower', time = true }]
+";
+
+/// A guest in which, while the scheduler `slower` is "loaded", loops are 5 % longer.
+struct Slowed {
+    guest: Vm,
+    is_slower: bool,
+}
+
+impl Place for Slowed {
+    fn machine(&self) -> BTreeMap<String, serde_json::Value> {
+        self.guest.machine()
+    }
+    fn kernel(&self) -> String {
+        self.guest.kernel()
+    }
+    fn run(&mut self, argv: &[String], timeout: Duration) -> Result<Ran> {
+        let mut argv = argv.to_vec();
+        if self.is_slower {
+            let words = argv.iter_mut();
+            words.for_each(|word| *word = word.replace("6000", "6300").replace("2000", "2100"));
+        }
+        self.guest.run(&argv, timeout)
+    }
+    fn read(&mut self, path: &str) -> Result<String> {
+        self.guest.read(path)
+    }
+    fn start_scheduler(&mut self, _: &[String]) -> Result<()> {
+        self.is_slower = true;
+        Ok(())
+    }
+    fn stop_scheduler(&mut self) -> Result<()> {
+        self.is_slower = false;
+        Ok(())
+    }
+    fn scheduler_died(&mut self) -> Result<Option<String>> {
+        Ok(None)
+    }
+}
+
+struct Shown;
+impl Watcher for Shown {
+    fn step(&mut self, _: &Step) {}
+    fn done(&mut self) {}
+    fn save(&mut self, _: &Report) -> Result<()> {
+        Ok(())
+    }
+    fn warn(&mut self, message: &str) {
+        eprintln!("{message}");
+    }
+}
+
+#[test]
+fn the_same_is_called_the_same_and_five_percent_are_found() -> Result<()> {
+    magpie_tests::build_agent()?;
+    let all = workload::load(Some(WORK))?;
+    let mut work = Vec::new();
+    for workload in all
+        .into_iter()
+        .filter(|w| ["loop", "loops", "forks"].contains(&&*w.name))
+    {
+        let cases = workload.cases(&BTreeMap::new(), 4)?;
+        work.push((workload, cases));
+    }
+    let suite = Suite {
+        candidates: parse_list("again=eevdf,slower=true")?,
+        work,
+        rounds: 6,
+    };
+    let guest = Vm::boot(&GuestOptions {
+        machine: Machine::find("vt4")?,
+        ..GuestOptions::default()
+    })?;
+    let mut place = Slowed {
+        guest,
+        is_slower: false,
+    };
+    let mut report = Report::new(place.machine(), place.kernel(), runner::options(&suite));
+    suite.run(&mut place, &mut report, &mut Shown)?;
+    ensure!(report.complete, "the run did not end");
+    print!("{}", render(&report, Style::Text));
+
+    let relation = |workload: &str, scheduler: &str| -> Result<Relation> {
+        let tests = report.tests();
+        let test = tests.iter().find(|(name, _)| *name == workload);
+        let test = *test.with_context(|| format!("{workload} did not run"))?;
+        let rows = report.row(test, BASELINE).zip(report.row(test, scheduler));
+        rows.and_then(|(base, row)| relate(base, row))
+            .with_context(|| format!("{workload} under {scheduler} has no result"))
+    };
+    // One of three may be called different by chance; that two are happens in one run of a hundred.
+    let different = ["loop", "loops", "forks"]
+        .map(|workload| relation(workload, "again"))
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?
+        .iter()
+        .filter(|relation| relation.verdict == Verdict::Different)
+        .count();
+    ensure!(different <= 1, "{different} of 3 differ from themselves");
+
+    // Alone on its CPU a loop takes the same time within a per mille; six on four CPUs do not, so
+    // six rounds of them cannot show 5 %.
+    let slower = relation("loop", "slower")?;
+    ensure!(
+        slower.verdict == Verdict::Different,
+        "5 % were not found: {slower:?}"
+    );
+    ensure!(
+        (-5.5..-4.5).contains(&slower.improvement),
+        "5 % were measured as {:.2} %",
+        -slower.improvement
+    );
+    Ok(())
+}
