@@ -21,7 +21,7 @@ use scx_stats::prelude::*;
 use scx_utils::{UserExitInfo, compat, scx_ops_attach, scx_ops_load, scx_ops_open};
 use scx_utils::{uei_exited, uei_report};
 
-use crate::bpf_skel::{BpfSkel, BpfSkelBuilder, types};
+use crate::bpf_skel::{BpfSkel, BpfSkelBuilder, OpenBpfSkel, types};
 use crate::check;
 use crate::cpu_set::CpuSet;
 use crate::cpus::{CpuStatus, CpusStatus};
@@ -64,6 +64,7 @@ pub fn load<'a>(
     configure(rodata, settings);
     rodata.preferred_enabled = settings.loads_preferred(is_virtual_machine(Path::new("/")));
     describe(rodata, &tables);
+    honour_cgroups(&mut skel)?;
     let change = Change {
         set: Some(settings.preferred.clone()),
         knobs: settings.knobs.clone(),
@@ -96,6 +97,32 @@ fn configure(rodata: &mut types::rodata, settings: &Settings) {
     rodata.steal_enabled = !settings.no_steal;
     rodata.steal_gate_enabled = settings.gates_steal();
     rodata.preempt_enabled = !settings.no_preempt;
+    rodata.cpu_weight_enabled = !settings.no_cpu_weight;
+}
+
+/// Lets the kernel tell of cgroups if their weights are used and it can. Its operations for them are
+/// there only with `CONFIG_EXT_GROUP_SCHED`.
+fn honour_cgroups(skel: &mut OpenBpfSkel) -> Result<()> {
+    let can = compat::struct_has_field("sched_ext_ops", "cgroup_init").unwrap_or(false);
+    let Some(rodata) = skel.maps.rodata_data.as_mut() else {
+        bail!("the BPF object has no constants");
+    };
+    if rodata.cpu_weight_enabled && !can {
+        warn!("this kernel has no CONFIG_EXT_GROUP_SCHED: cpu.weight of cgroups has no effect");
+        rodata.cpu_weight_enabled = false;
+    }
+    let nr_cpus = rodata.nr_cpus;
+    if rodata.cpu_weight_enabled {
+        skel.maps.cgroup_rows.set_max_entries(nr_cpus)?;
+        return Ok(());
+    }
+    let ops = skel.struct_ops.magpie_ops_mut();
+    ops.cgroup_init = ptr::null_mut();
+    ops.cgroup_exit = ptr::null_mut();
+    ops.cgroup_move = ptr::null_mut();
+    ops.cgroup_set_weight = ptr::null_mut();
+    ops.cgroup_set_idle = ptr::null_mut();
+    Ok(())
 }
 
 /// Hands the topology to the BPF side. Its types have the same fields as those
@@ -447,7 +474,10 @@ mod tests {
             configure(rodata, &settings(&["--only=preferred"]));
             assert!(rodata.steal_enabled && !rodata.steal_gate_enabled && rodata.preempt_enabled);
             configure(rodata, &settings(&["--no-preempt", "--slice-us=500"]));
-            assert!(rodata.steal_enabled && !rodata.preempt_enabled);
+            assert!(rodata.steal_enabled && !rodata.preempt_enabled && rodata.cpu_weight_enabled);
+            configure(rodata, &settings(&["--no-cpu-weight"]));
+            assert!(!rodata.cpu_weight_enabled && rodata.preempt_enabled);
+            configure(rodata, &settings(&["--slice-us=500"]));
             assert_eq!(rodata.slice_ns, 500_000);
         });
     }

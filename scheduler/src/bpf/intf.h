@@ -30,6 +30,9 @@ enum magpie_limits {
 	MAX_LINES = MAX_PLACES / CPUS_PER_LINE,
 
 	NO_PLACE = 0xffff,
+
+	/* Cgroups that are told apart; tasks of further ones count as the root's. */
+	MAX_CGROUPS = 8192,
 };
 
 /* How far away work was found; each distance has its own measured cost. */
@@ -62,6 +65,9 @@ enum magpie_event {
 	EVENT_KICK_IDLE, /* idle CPU woken to take a waiting task */
 	EVENT_BACKOFF, /* task sent away from a CPU that is not preferred */
 	EVENT_RESCUE, /* CPU found work in its queue while going idle */
+	EVENT_SHARE_UPDATE, /* shares of all cgroups calculated */
+	EVENT_SHARE_NS, /* time spent on that, ns */
+	EVENT_CGROUP_LUMPED, /* cgroup beyond MAX_CGROUPS, taken for the root */
 	NR_EVENTS,
 };
 
