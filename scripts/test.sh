@@ -106,7 +106,7 @@ check "installation" bash -c installation_is_clean
 check "lint" cargo clippy --release --workspace --all-targets --quiet -- -D warnings
 tests "unit tests" cargo test --release --workspace --exclude magpie-tests --no-fail-fast
 tests "tests in virtual machines" \
-	cargo test --release -p magpie-tests --no-fail-fast -- --test-threads=1
+	cargo test --release -p magpie-tests --no-fail-fast -- --test-threads=2
 
 for failure in "${failures[@]}"; do
 	echo "failed: $failure"

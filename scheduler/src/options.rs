@@ -128,6 +128,13 @@ pub struct Settings {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, hide_default_value = true, hide_possible_values = true, action = ArgAction::Set)]
     pub no_push: bool,
 
+    /// The weights of cgroups (cpu.weight, cpu.idle) have no effect
+    ///
+    /// All tasks share the CPUs by their nice values alone, so a container with many
+    /// tasks gets more than one with few.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, hide_default_value = true, hide_possible_values = true, action = ArgAction::Set)]
+    pub no_cpu_weight: bool,
+
     /// Which CPUs are preferred: auto, off (all) or a list such as 0-3,8
     ///
     /// A virtual machine whose host is short of CPUs runs faster on fewer of its

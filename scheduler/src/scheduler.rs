@@ -21,8 +21,8 @@ use scx_stats::prelude::*;
 use scx_utils::{UserExitInfo, compat, scx_ops_attach, scx_ops_load, scx_ops_open};
 use scx_utils::{uei_exited, uei_report};
 
-use crate::bpf_intf;
-use crate::bpf_skel::{BpfSkel, BpfSkelBuilder, types};
+use crate::bpf_intf::magpie_limits_FAST_CAPACITY;
+use crate::bpf_skel::{BpfSkel, BpfSkelBuilder, OpenBpfSkel, types};
 use crate::check;
 use crate::cpu_set::CpuSet;
 use crate::cpus::{CpuStatus, CpusStatus};
@@ -32,7 +32,7 @@ use crate::options::Settings;
 use crate::preferred::{Change, PreferredStatus};
 use crate::preferred_bpf;
 use crate::stats::{self, Answer, Metrics, NR_EVENTS, Request};
-use crate::topology::{self, Tables};
+use crate::topology::{self, NO_PLACE, Tables};
 use crate::virtual_machine::is_virtual_machine;
 
 /// How soon a request to stop, or the kernel's decision to, is seen.
@@ -69,6 +69,7 @@ pub fn load<'a>(
         // The kernel's own masks of idle CPUs would be written for nobody.
         skel.struct_ops.magpie_ops_mut().flags &= !*compat::SCX_OPS_KEEP_BUILTIN_IDLE;
     }
+    honour_cgroups(&mut skel)?;
     let change = Change {
         set: Some(settings.preferred.clone()),
         knobs: settings.knobs.clone(),
@@ -104,6 +105,32 @@ fn configure(rodata: &mut types::rodata, settings: &Settings) {
     rodata.idle_map_enabled = settings.places_wakeups();
     rodata.wakeup_idle_core = !settings.no_wakeup_idle_core;
     rodata.push_enabled = settings.pushes();
+    rodata.cpu_weight_enabled = !settings.no_cpu_weight;
+}
+
+/// Lets the kernel tell of cgroups if their weights are used and it can. Its operations for them are
+/// there only with `CONFIG_EXT_GROUP_SCHED`.
+fn honour_cgroups(skel: &mut OpenBpfSkel) -> Result<()> {
+    let can = compat::struct_has_field("sched_ext_ops", "cgroup_init").unwrap_or(false);
+    let Some(rodata) = skel.maps.rodata_data.as_mut() else {
+        bail!("the BPF object has no constants");
+    };
+    if rodata.cpu_weight_enabled && !can {
+        warn!("this kernel has no CONFIG_EXT_GROUP_SCHED: cpu.weight of cgroups has no effect");
+        rodata.cpu_weight_enabled = false;
+    }
+    let nr_cpus = rodata.nr_cpus;
+    if rodata.cpu_weight_enabled {
+        skel.maps.cgroup_rows.set_max_entries(nr_cpus)?;
+        return Ok(());
+    }
+    let ops = skel.struct_ops.magpie_ops_mut();
+    ops.cgroup_init = ptr::null_mut();
+    ops.cgroup_exit = ptr::null_mut();
+    ops.cgroup_move = ptr::null_mut();
+    ops.cgroup_set_weight = ptr::null_mut();
+    ops.cgroup_set_idle = ptr::null_mut();
+    Ok(())
 }
 
 /// Hands the topology to the BPF side. Its types have the same fields as those
@@ -127,10 +154,9 @@ fn describe(rodata: &mut types::rodata, tables: &Tables) {
         to.node_first = from.node_first;
         to.node_llcs = from.node_llcs;
     }
-    rodata.is_hybrid = tables
-        .cpus
-        .iter()
-        .any(|cpu| u64::from(cpu.capacity) < u64::from(bpf_intf::magpie_limits_FAST_CAPACITY));
+    let known = tables.cpus.iter().filter(|cpu| cpu.place != NO_PLACE);
+    let slowest = known.map(|cpu| u32::from(cpu.capacity)).min();
+    rodata.is_hybrid = slowest.is_some_and(|capacity| capacity < magpie_limits_FAST_CAPACITY);
     rodata.nr_cores = tables.core_at_rank.len() as u32;
     rodata.core_at_rank[..tables.core_at_rank.len()].copy_from_slice(&tables.core_at_rank);
     rodata.cpu_at_place.fill(topology::NO_PLACE);
@@ -460,7 +486,10 @@ mod tests {
             configure(rodata, &settings(&["--only=preferred"]));
             assert!(rodata.steal_enabled && !rodata.steal_gate_enabled && rodata.preempt_enabled);
             configure(rodata, &settings(&["--no-preempt", "--slice-us=500"]));
-            assert!(rodata.steal_enabled && !rodata.preempt_enabled);
+            assert!(rodata.steal_enabled && !rodata.preempt_enabled && rodata.cpu_weight_enabled);
+            configure(rodata, &settings(&["--no-cpu-weight"]));
+            assert!(!rodata.cpu_weight_enabled && rodata.preempt_enabled);
+            configure(rodata, &settings(&["--slice-us=500"]));
             assert_eq!(rodata.slice_ns, 500_000);
         });
     }

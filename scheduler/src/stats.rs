@@ -89,6 +89,9 @@ metrics! {
     push = magpie_event_EVENT_PUSH, "Idle CPUs woken at once because a task had to wait again";
     backoff = magpie_event_EVENT_BACKOFF, "Tasks sent away from CPUs that are not preferred";
     rescue = magpie_event_EVENT_RESCUE, "CPUs that found work in their queue while going idle";
+    share_update = magpie_event_EVENT_SHARE_UPDATE, "Calculations of the shares of all cgroups";
+    share_ns = magpie_event_EVENT_SHARE_NS, "Time spent on them, in nanoseconds";
+    cgroup_lumped = magpie_event_EVENT_CGROUP_LUMPED, "Cgroups too many, taken for the root";
 }
 
 impl Metrics {
@@ -134,7 +137,16 @@ impl Metrics {
             "  {} tasks rotated between busy CPUs; {} idle CPUs kicked, {} rescued work while \
              going idle; {} tasks sent away from CPUs that are not preferred.",
             self.rotate, self.kick_idle, self.rescue, self.backoff
-        )
+        )?;
+        match self.share_ns.checked_div(self.share_update) {
+            Some(cost) => writeln!(
+                output,
+                "  Shares of cgroups calculated {} times, {cost} ns each; {} cgroups beyond the \
+                 number that can be told apart.",
+                self.share_update, self.cgroup_lumped
+            ),
+            None => Ok(()),
+        }
     }
 }
 
@@ -352,7 +364,7 @@ mod tests {
         let events = std::array::from_fn(|event| 1_000_003 * (event as u64 + 1));
         let metrics = Metrics::from_events(&events);
         let text = told(&metrics);
-        let derived = [metrics.dispatch, metrics.steal_ns];
+        let derived = [metrics.dispatch, metrics.steal_ns, metrics.share_ns];
         for count in events.iter().filter(|count| !derived.contains(count)) {
             assert!(
                 text.contains(&count.to_string()),

@@ -1,7 +1,8 @@
 //! Integration tests: every mechanism in a real kernel.
 //!
-//! What the tests share: guests, one at a time per test program. Several guests at once would slow
-//! each other down until time limits are missed, which would say nothing about what is tested.
+//! What the tests share: guests, each with its part of the host. One in real time has the host for
+//! itself: beside others it would be slowed down until time limits are missed, which would say nothing
+//! about what is tested. Two in virtual time, which do not notice, share it.
 //! What the scheduler's tests share on top of that is in [`scheduler`].
 
 pub mod limit;
@@ -11,15 +12,49 @@ use anyhow::{Context, Result, ensure};
 use magpie_lab::{Guest, GuestOptions, Machine};
 use std::ops::{Deref, DerefMut};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Condvar, Mutex, Once, PoisonError};
 
-static SLOT: Mutex<()> = Mutex::new(());
+static HOST: Host = Host {
+    free: Mutex::new(Host::PARTS),
+    freed: Condvar::new(),
+};
 static AGENT: Once = Once::new();
 
-/// A guest that holds the one slot for guests until it is dropped.
+/// What guests share.
+struct Host {
+    free: Mutex<u32>,
+    freed: Condvar,
+}
+
+impl Host {
+    const PARTS: u32 = 2;
+
+    /// Waits until as many parts are free.
+    fn take(&'static self, parts: u32) -> Share {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self
+            .freed
+            .wait_while(free, |free| *free < parts)
+            .unwrap_or_else(PoisonError::into_inner);
+        *free -= parts;
+        Share(parts)
+    }
+}
+
+/// Parts of the host, given back when dropped.
+struct Share(u32);
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        *HOST.free.lock().unwrap_or_else(PoisonError::into_inner) += self.0;
+        HOST.freed.notify_all();
+    }
+}
+
+/// A guest that holds its part of the host until it is dropped.
 pub struct TestGuest {
     guest: Option<Guest>,
-    _slot: MutexGuard<'static, ()>,
+    _share: Share,
 }
 
 impl TestGuest {
@@ -54,10 +89,13 @@ pub fn boot(machine: &str, change: impl FnOnce(&mut GuestOptions)) -> Result<Tes
         ..GuestOptions::default()
     };
     change(&mut options);
-    let slot = SLOT.lock().unwrap_or_else(PoisonError::into_inner);
+    let share = HOST.take(match options.machine.virtual_time {
+        Some(_) => 1,
+        None => Host::PARTS,
+    });
     Ok(TestGuest {
         guest: Some(Guest::boot(&options)?),
-        _slot: slot,
+        _share: share,
     })
 }
 

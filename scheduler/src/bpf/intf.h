@@ -32,6 +32,9 @@ enum magpie_limits {
 	NO_PLACE = 0xffff,
 
 	FAST_CAPACITY = 820, /* of 1024: four fifths of the fastest CPU */
+
+	/* Cgroups that are told apart; tasks of further ones count as the root's. */
+	MAX_CGROUPS = 8192,
 };
 
 /* How far away work was found; each distance has its own measured cost. */
@@ -73,6 +76,9 @@ enum magpie_event {
 	EVENT_PUSH, /* ... at once, since a task had to wait again */
 	EVENT_BACKOFF, /* task sent away from a CPU that is not preferred */
 	EVENT_RESCUE, /* CPU found work in its queue while going idle */
+	EVENT_SHARE_UPDATE, /* shares of all cgroups calculated */
+	EVENT_SHARE_NS, /* time spent on that, ns */
+	EVENT_CGROUP_LUMPED, /* cgroup beyond MAX_CGROUPS, taken for the root */
 	NR_EVENTS,
 };
 

@@ -8,6 +8,7 @@
  *
  *   intf.h            limits, events, topology: shared with user space
  *   state.bpf.h       what is known of each CPU and task, and who writes it
+ *   cgroup.bpf.h   0  containers keep their share
  *   queue.bpf.h    0  a fair queue for each CPU
  *   steal.bpf.h    1  an idle CPU takes waiting work at once
  *   wakeup.bpf.h   2  where a woken task runs
@@ -37,9 +38,11 @@ UEI_DEFINE(uei);
 #include "portable/idle_map.h"
 #include "portable/llc_order.h"
 #include "portable/placement.h"
+#include "portable/shares.h"
 #include "portable/sparsemask.h"
 #include "portable/weight.h"
 #include "state.bpf.h"
+#include "cgroup.bpf.h"
 #include "idle_map.bpf.h"
 #include "queue.bpf.h"
 #include "preferred.bpf.h"
@@ -148,6 +151,7 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 	if (ts->cpu != cpu)
 		join_after_move(ts, cpu);
 
+	join_cgroup(ts);
 	start_running(state, ts);
 	if (idle_map_enabled && p->policy == SCHED_IDLE)
 		idle_policy_begins(state, cpu);
@@ -170,6 +174,8 @@ void BPF_STRUCT_OPS(magpie_stopping, struct task_struct *p, bool runnable)
 		return;
 
 	charge(p, ts);
+	if (!runnable)
+		leave_cgroup(ts);
 }
 
 bool BPF_STRUCT_OPS(magpie_yield, struct task_struct *from, struct task_struct *to)
@@ -193,6 +199,7 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 		publish_clock(state, ts, cpu);
 	if (idle_map_enabled)
 		idle_is_over(state, cpu);
+	update_shares_when_due();
 	if (preferred_enabled) {
 		note_tick(state);
 		if (must_leave(p, cpu)) {
@@ -245,9 +252,9 @@ void BPF_STRUCT_OPS(magpie_set_weight, struct task_struct *p, u32 weight)
 		return;
 
 	if (p->policy == SCHED_IDLE)
-		ts->rate = weight_to_rate(IDLE_POLICY_WEIGHT);
+		set_task_weight(ts, IDLE_POLICY_WEIGHT);
 	else if (nice < 40)
-		ts->rate = weight_to_rate(nice_to_weight[nice]);
+		set_task_weight(ts, nice_to_weight[nice]);
 }
 
 s32 BPF_STRUCT_OPS(magpie_init_task, struct task_struct *p, struct scx_init_task_args *args)
@@ -260,7 +267,8 @@ s32 BPF_STRUCT_OPS(magpie_init_task, struct task_struct *p, struct scx_init_task
 
 	ts->cpu = -1;
 	ts->recent = NO_CPU;
-	ts->rate = weight_to_rate(NICE_0_WEIGHT);
+	ts->cgroup = cpu_weight_enabled ? slot_of(args->cgroup) : 0;
+	set_task_weight(ts, NICE_0_WEIGHT);
 	return 0;
 }
 
@@ -273,6 +281,46 @@ void BPF_STRUCT_OPS(magpie_enable, struct task_struct *p)
 
 	ts->cpu = -1;
 	ts->charged = p->se.sum_exec_runtime;
+}
+
+/* It goes to another class, or ends: it may do so from the queue, without running again. */
+void BPF_STRUCT_OPS(magpie_disable, struct task_struct *p)
+{
+	struct task_state *ts = task_state(p);
+
+	if (ts)
+		leave_cgroup(ts);
+}
+
+s32 BPF_STRUCT_OPS_SLEEPABLE(magpie_cgroup_init, struct cgroup *cgrp,
+			     struct scx_cgroup_init_args *args)
+{
+	add_cgroup(cgrp, args->weight);
+	return 0;
+}
+
+void BPF_STRUCT_OPS_SLEEPABLE(magpie_cgroup_exit, struct cgroup *cgrp)
+{
+	remove_cgroup(cgrp);
+}
+
+void BPF_STRUCT_OPS(magpie_cgroup_set_weight, struct cgroup *cgrp, u32 weight)
+{
+	set_cgroup_weight(cgrp, weight);
+}
+
+void BPF_STRUCT_OPS(magpie_cgroup_set_idle, struct cgroup *cgrp, bool idle)
+{
+	set_cgroup_idle(cgrp, idle);
+}
+
+void BPF_STRUCT_OPS(magpie_cgroup_move, struct task_struct *p, struct cgroup *from,
+		    struct cgroup *to)
+{
+	struct task_state *ts = task_state(p);
+
+	if (ts)
+		move_to_cgroup(ts, slot_of(to));
 }
 
 /* The kernel lets a new CPU dispatch only some microseconds after it has told us. */
@@ -356,6 +404,10 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(magpie_init)
 		}
 	}
 
+	err = cpu_weight_enabled ? start_shares() : 0;
+	if (err)
+		return err;
+
 	return preferred_enabled ? start_monitor() : 0;
 }
 
@@ -378,6 +430,12 @@ SCX_OPS_DEFINE(magpie_ops,
 	       .set_weight = (void *)magpie_set_weight,
 	       .init_task = (void *)magpie_init_task,
 	       .enable = (void *)magpie_enable,
+	       .disable = (void *)magpie_disable,
+	       .cgroup_init = (void *)magpie_cgroup_init,
+	       .cgroup_exit = (void *)magpie_cgroup_exit,
+	       .cgroup_move = (void *)magpie_cgroup_move,
+	       .cgroup_set_weight = (void *)magpie_cgroup_set_weight,
+	       .cgroup_set_idle = (void *)magpie_cgroup_set_idle,
 	       .cpu_release = (void *)magpie_cpu_release,
 	       .cpu_online = (void *)magpie_cpu_online,
 	       .cpu_offline = (void *)magpie_cpu_offline,

@@ -41,8 +41,8 @@
  * wakeup path reschedules that CPU if it idles, under the runqueue lock, and no
  * kick can be lost. (The exception, with its kick, is in preferred.bpf.h.)
  *
- * What it does not do: real-time tasks (placed by the kernel), cgroups' cpu.weight
- * and cpu.max.
+ * What it does not do: real-time tasks (placed by the kernel). Weights of cgroups
+ * come to it as the tasks' rates, see cgroup.bpf.h.
  */
 #ifndef __MAGPIE_QUEUE_BPF_H
 #define __MAGPIE_QUEUE_BPF_H
@@ -180,6 +180,7 @@ static __always_inline void charge(struct task_struct *p, struct task_state *ts)
 
 	u64 used = sum - ts->charged;
 
+	refresh_rate(ts);
 	ts->vruntime += virtual_time(used, ts->rate);
 	ts->burst += used;
 	ts->charged = sum;
@@ -209,7 +210,7 @@ static __always_inline void publish_clock(const struct cpu_state *state,
 {
 	u64 *clock = llc_clock(cpu);
 
-	if (current->rate <= NICE_0_RATE &&
+	if (current->nice_rate <= NICE_0_RATE && !is_in_light_cgroup(current) &&
 	    time_before(READ_ONCE(*clock) + CLOCK_STEP_NS, state->clock))
 		WRITE_ONCE(*clock, state->clock);
 }
@@ -233,6 +234,7 @@ static __always_inline bool queue_task(struct task_struct *p, struct task_state 
 	struct cpu_state *here = state_of(bpf_get_smp_processor_id());
 	struct cpu_state *state = state_of(cpu);
 
+	join_cgroup(ts);
 	if (enq_flags & SCX_ENQ_WAKEUP) {
 		join_after_sleep(ts, cpu);
 
@@ -250,6 +252,7 @@ static __always_inline bool queue_task(struct task_struct *p, struct task_state 
 		join_after_move(ts, cpu);
 	}
 
+	limit_debt(ts, clock_of(cpu));
 	count_event(here, EVENT_ENQUEUE, 1);
 	scx_bpf_dsq_insert_vtime(p, cpu, slice_ns, key_of(ts), enq_flags);
 	return true;
@@ -292,7 +295,7 @@ static __always_inline bool is_still_first(struct task_state *ts, s32 cpu)
  */
 static __always_inline void start_running(struct cpu_state *state, struct task_state *ts)
 {
-	bool is_idle_policy = ts->rate == weight_to_rate(IDLE_POLICY_WEIGHT);
+	bool is_idle_policy = ts->nice_rate == weight_to_rate(IDLE_POLICY_WEIGHT);
 	u64 key = 0;
 
 	ts->yielded = false;

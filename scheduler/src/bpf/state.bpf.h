@@ -133,6 +133,10 @@ struct task_state {
 	u64 burst; /* CPU time since the last sleep, ns */
 	u64 avg_burst; /* its moving average */
 	u64 rate; /* virtual ns per ns, see portable/weight.h */
+	u64 nice_rate; /* the same before cgroups, see cgroup.bpf.h */
+	u32 weight; /* of its nice value */
+	u32 counted; /* weight with which its cgroup counts it as active, or 0 */
+	u32 cgroup; /* its slot in cgroup_states[] */
 	s32 cpu; /* whose clock vruntime is on, -1 before the first run */
 	u32 recent; /* where it ran before its previous CPU, or NO_CPU */
 	bool yielded; /* gave up its turn: do not keep it running */

@@ -4,6 +4,7 @@
  * call.
  */
 #include "average.h"
+#include "shares.h"
 #include "weight.h"
 
 /* See COUNT_LOADS in sparsemask_shim.c. */
@@ -34,4 +35,41 @@ u64 magpie_weight_to_rate(u32 weight)
 u64 magpie_virtual_time(u64 ns, u64 rate)
 {
 	return virtual_time(ns, rate);
+}
+
+u32 magpie_scale_cgroup_weight(u32 weight);
+u32 magpie_activity_add(u32 activity, bool is_active);
+u64 magpie_activity_weight(u64 weight, u32 activity);
+u64 magpie_share_of_parent(u64 parent, u64 weight, u32 activity, u64 sum);
+u64 magpie_cgroup_factor(u64 active, u64 share, u64 all_active, u64 all_share);
+u64 magpie_scale_rate(u64 rate, u64 factor);
+
+u32 magpie_scale_cgroup_weight(u32 weight)
+{
+	return scale_cgroup_weight(weight);
+}
+
+u32 magpie_activity_add(u32 activity, bool is_active)
+{
+	return activity_add(activity, is_active);
+}
+
+u64 magpie_activity_weight(u64 weight, u32 activity)
+{
+	return activity_weight(weight, activity);
+}
+
+u64 magpie_share_of_parent(u64 parent, u64 weight, u32 activity, u64 sum)
+{
+	return share_of_parent(parent, weight, activity, sum);
+}
+
+u64 magpie_cgroup_factor(u64 active, u64 share, u64 all_active, u64 all_share)
+{
+	return cgroup_factor(active, share, all_active, all_share);
+}
+
+u64 magpie_scale_rate(u64 rate, u64 factor)
+{
+	return scale_rate(rate, factor);
 }

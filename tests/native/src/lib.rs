@@ -7,6 +7,7 @@
 //!
 //! - [`sparsemask`]: the bitmap over cache lines, in every layout that is measured
 //! - [`arithmetic`]: averages, weights, virtual time
+//! - [`shares`]: the shares of cgroups
 //! - [`governor`]: how many cores a guest should use
 //! - [`placement`]: where a woken task runs, and which CPUs are idle
 //! - [`contention`]: the benchmark behind `docs/sparsemask.md`
@@ -18,6 +19,7 @@ pub mod arithmetic;
 pub mod contention;
 pub mod governor;
 pub mod placement;
+pub mod shares;
 pub mod sparsemask;
 
 /// The C compiler that the headers were compiled with.

@@ -1,0 +1,204 @@
+//! Mechanism 0, continued: cgroups keep their share. The bar: siblings with weights 100, 200 and 400
+//! full of CPU hogs are within 5 % of their shares, on one, two and eight CPUs, and two levels deep;
+//! a cgroup with many tasks gets no more than one with few. Printed beside it: the kernel's own
+//! scheduler. Without the mechanism, each task counts.
+
+use anyhow::{Context, Result, ensure};
+use magpie_lab::Guest;
+use magpie_tests::scheduler::{VT8, boot_for_magpie, counters, grown, number, shell, under};
+
+const MAGPIE: &str = "scx_magpie";
+const BAR_PERCENT: f64 = 5.0;
+
+/// A cgroup below the root, with so many CPU hogs in it; without any it has children.
+struct Group {
+    path: &'static str,
+    weight: &'static str,
+    hogs: u32,
+}
+
+const fn group(path: &'static str, weight: &'static str, hogs: u32) -> Group {
+    Group { path, weight, hogs }
+}
+
+/// Weights 100, 200, 400 with the same number of tasks.
+const SIBLINGS: [Group; 3] = [
+    group("a", "100", 6),
+    group("b", "200", 6),
+    group("c", "400", 6),
+];
+
+/// Two levels, and the lighter of each pair has more tasks.
+const NESTED: [Group; 6] = [
+    group("p", "100", 0),
+    group("q", "300", 0),
+    group("p/a", "100", 5),
+    group("p/b", "300", 2),
+    group("q/c", "200", 2),
+    group("q/d", "100", 7),
+];
+const NESTED_SHARES: [f64; 6] = [
+    0.25,
+    0.75,
+    0.25 * 0.25,
+    0.25 * 0.75,
+    0.75 * 2.0 / 3.0,
+    0.75 / 3.0,
+];
+
+/// CPU seconds of each cgroup within `seconds`, after two seconds in which the shares settle.
+fn run(guest: &mut Guest, groups: &[Group], cpus: &str, seconds: u32) -> Result<Vec<f64>> {
+    let mut start = String::from("cd /sys/fs/cgroup\n");
+    for Group { path, weight, hogs } in groups {
+        start += &match *weight {
+            "idle" => format!("mkdir -p {path}; echo 1 > {path}/cpu.idle\n"),
+            weight => format!("mkdir -p {path}; echo {weight} > {path}/cpu.weight\n"),
+        };
+        start += &match hogs {
+            0 => format!("echo +cpu > {path}/cgroup.subtree_control\n"),
+            hogs => format!(
+                "(echo 0 > {path}/cgroup.procs; exec magpie-load hogs --count {hogs} --cpus {cpus} \
+                 --seconds {}) > /dev/null &\n",
+                seconds + 5
+            ),
+        };
+    }
+    let paths: Vec<_> = groups.iter().map(|group| group.path).collect();
+    let read = format!(
+        "for g in {}; do grep ^usage_usec $g/cpu.stat; done",
+        paths.join(" ")
+    );
+    let deepest_first: Vec<_> = paths.iter().rev().copied().collect();
+    let script = format!(
+        "{start}sleep 2; {read}; sleep {seconds}; {read}; wait; rmdir {}",
+        deepest_first.join(" ")
+    );
+    let text = shell(guest, &script)?;
+    let usage: Vec<f64> = text
+        .lines()
+        .map(|line| {
+            let digits = line.trim_start_matches("usage_usec ");
+            digits.parse().with_context(|| format!("in {text}"))
+        })
+        .collect::<Result<_>>()?;
+    let (before, after) = usage.split_at(groups.len());
+    Ok(before
+        .iter()
+        .zip(after)
+        .map(|(b, a)| (a - b) / 1e6)
+        .collect())
+}
+
+/// The largest deviation from the shares, in percent of the share. What a cgroup has children for
+/// is in `times` twice.
+fn deviation(groups: &[Group], times: &[f64], shares: &[f64]) -> f64 {
+    let leaves = || groups.iter().zip(times).filter(|(group, _)| group.hogs > 0);
+    let all: f64 = leaves().map(|(_, time)| time).sum();
+    times
+        .iter()
+        .zip(shares)
+        .map(|(time, share)| 100.0 * (time / all / share - 1.0).abs())
+        .fold(0.0, f64::max)
+}
+
+/// Runs the groups and prints what they got.
+fn measure(
+    guest: &mut Guest,
+    scheduler: &str,
+    (groups, shares): (&[Group], &[f64]),
+    cpus: &str,
+    seconds: u32,
+) -> Result<f64> {
+    let times = run(guest, groups, cpus, seconds)?;
+    let deviation = deviation(groups, &times, shares);
+    let named: Vec<_> = groups
+        .iter()
+        .zip(&times)
+        .map(|(group, time)| format!("{}:{}:{} {time:.3} s", group.path, group.weight, group.hogs))
+        .collect();
+    println!(
+        "{scheduler}, CPUs {cpus}: {}; worst deviation {deviation:.2} %",
+        named.join(", ")
+    );
+    Ok(deviation)
+}
+
+const SEVENTHS: [f64; 3] = [1.0 / 7.0, 2.0 / 7.0, 4.0 / 7.0];
+const CASES: [(&str, &[Group], &[f64], u32); 4] = [
+    ("0", &SIBLINGS, &SEVENTHS, 5),
+    ("0", &NESTED, &NESTED_SHARES, 5),
+    ("0-1", &NESTED, &NESTED_SHARES, 5),
+    ("0-7", &SIBLINGS, &SEVENTHS, 5),
+];
+
+#[test]
+fn cgroups_share_by_weight() -> Result<()> {
+    let mut guest = boot_for_magpie(VT8, |_| {})?;
+    let (cpus, groups, shares, _) = CASES[1];
+    measure(&mut guest, "EEVDF", (groups, shares), cpus, 3)?;
+
+    under(&mut guest, MAGPIE, |guest| {
+        for (cpus, groups, shares, seconds) in CASES {
+            let off = measure(guest, MAGPIE, (groups, shares), cpus, seconds)?;
+            ensure!(off <= BAR_PERCENT, "CPUs {cpus}: {off} % from fair");
+        }
+
+        // Beside a cgroup with cpu.idle the other has nearly all, and neither starves.
+        let pair = [group("a", "100", 2), group("b", "idle", 1)];
+        let times = run(guest, &pair, "0", 5)?;
+        let share = 100.0 * times[1] / (times[0] + times[1]);
+        println!("cpu.idle beside a hundred: {share:.2} %");
+        ensure!((0.01..3.0).contains(&share), "cpu.idle: {share} %");
+
+        let counted = counters(guest)?;
+        let (updates, ns) = (
+            number(&counted, "/share_update")?,
+            number(&counted, "/share_ns")?,
+        );
+        println!("{updates} updates of shares, {:.0} ns each", ns / updates);
+        ensure!(updates > 100.0, "shares were updated {updates} times");
+        Ok(())
+    })?;
+
+    // What is tested is the mechanism: without it, each task counts.
+    under(&mut guest, "scx_magpie --no-cpu-weight", |guest| {
+        let off = measure(guest, "without", (groups, shares), cpus, 2)?;
+        ensure!(off > 10.0 * BAR_PERCENT, "fair without: {off} %");
+        let counted = counters(guest)?;
+        ensure!(counted["share_update"] == 0, "{counted}");
+        Ok(())
+    })?;
+    guest.into_guest().shutdown()
+}
+
+/// Tasks move between cgroups, weights change, cgroups come and go, all under load.
+#[test]
+fn a_thousand_cgroups_come_and_go() -> Result<()> {
+    const CHURN: &str = "cd /sys/fs/cgroup\n\
+        (while :; do hackbench -g 1 -l 100; done) >/dev/null 2>&1 & load=$!\n\
+        for round in 0 1 2 3 4; do\n\
+          for i in $(seq 200); do\n\
+            d=c$i; mkdir $d; echo $((i * 50)) > $d/cpu.weight; echo 0 > $d/cgroup.procs\n\
+            [ $((i % 8)) = 0 ] && echo $load > $d/cgroup.procs\n\
+          done\n\
+          echo 0 > cgroup.procs; for g in c*; do while read p; do echo $p > cgroup.procs; done < $g/cgroup.procs; done\n\
+          for try in 1 2 3 4 5 6 7 8 9; do\n\
+            rmdir c* 2>/dev/null; ls -d c[0-9]* >/dev/null 2>&1 || break\n\
+            for g in c[0-9]*; do while read p; do echo $p > cgroup.procs; done < $g/cgroup.procs; done\n\
+          done\n\
+          ls -d c[0-9]* 2>/dev/null && exit 1\n\
+        done\n\
+        kill $load; killall hackbench; true";
+    let mut guest = boot_for_magpie("vt4", |_| {})?;
+    under(&mut guest, MAGPIE, |guest| {
+        let before = counters(guest)?;
+        shell(guest, CHURN)?;
+        let after = counters(guest)?;
+        ensure!(grown(&before, &after, "cgroup_lumped")? == 0, "{after}");
+        // Nothing is left over from those that are gone: shares are as ever.
+        let off = measure(guest, MAGPIE, (&SIBLINGS, &SEVENTHS), "0", 3)?;
+        ensure!(off <= BAR_PERCENT, "after the churn: {off} % from fair");
+        Ok(())
+    })?;
+    guest.into_guest().shutdown()
+}
