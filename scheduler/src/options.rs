@@ -161,8 +161,8 @@ pub struct Settings {
     /// Only this mechanism; everything else stays plain
     ///
     /// Plain is what no scheduler can be without: a fair queue for each CPU,
-    /// preemption by woken tasks, the kernel's own choice of an idle CPU at wakeup,
-    /// and idle CPUs that take waiting tasks whenever they have none, without
+    /// preemption by woken tasks, cgroups' weights, the kernel's own choice of an idle
+    /// CPU at wakeup, and idle CPUs that take waiting tasks whenever they have none, without
     /// weighing the cost. (Without the last, add --no-steal: tasks then wait beside
     /// idle CPUs, for up to two ticks.)
     #[arg(long, value_name = "MECHANISM")]

@@ -110,6 +110,22 @@ impl Metrics {
              slices renewed.",
             self.wake_idle, self.enqueue, self.preempt, self.keep
         )?;
+        writeln!(
+            output,
+            "  Woken on the previous CPU {}, the recent one {}, the waker's {}, an idle core {}, an \
+             idle CPU {}, beyond the LLC {} times.",
+            self.wake_previous,
+            self.wake_recent,
+            self.wake_waker,
+            self.wake_core,
+            self.wake_cpu,
+            self.wake_beyond
+        )?;
+        writeln!(
+            output,
+            "  CPUs went idle {} times, with {} writes to lines that others read.",
+            self.idle_enter, self.idle_write
+        )?;
         write!(
             output,
             "  Idle CPUs searched for work {} times and found {}",
@@ -134,9 +150,9 @@ impl Metrics {
         )?;
         writeln!(
             output,
-            "  {} tasks rotated between busy CPUs; {} idle CPUs kicked, {} rescued work while \
-             going idle; {} tasks sent away from CPUs that are not preferred.",
-            self.rotate, self.kick_idle, self.rescue, self.backoff
+            "  {} tasks rotated between busy CPUs; {} idle CPUs kicked, {} of them by a push, {} \
+             rescued work while going idle; {} tasks sent away from CPUs that are not preferred.",
+            self.rotate, self.kick_idle, self.push, self.rescue, self.backoff
         )?;
         match self.share_ns.checked_div(self.share_update) {
             Some(cost) => writeln!(

@@ -82,11 +82,18 @@ static __always_inline void idle_ends(struct cpu_state *state)
 	WRITE_ONCE(state->idle, IDLE_NOT);
 }
 
-/* It was woken to look for work, has found none, and goes on idling. */
-static __always_inline void idle_goes_on(struct cpu_state *state)
+/*
+ * It was woken while it idled, to look for work, and has found none: a claim ends. And
+ * after the kernel has bypassed us, at the start and around suspend, in which time it
+ * tells of no idle CPU, it wakes all: one that went idle then would never be found.
+ */
+static __always_inline void idle_goes_on(struct cpu_state *state, s32 cpu)
 {
-	if (READ_ONCE(state->idle) > IDLE_LAST)
-		WRITE_ONCE(state->idle, IDLE_FREE);
+	if (!state->is_online || state->idle == IDLE_FREE)
+		return;
+
+	WRITE_ONCE(state->idle, IDLE_FREE);
+	set_idle_bit(cpu, true);
 }
 
 static __always_inline void idle_is_over(struct cpu_state *state, s32 cpu)
@@ -114,7 +121,7 @@ static __always_inline void idle_policy_begins(struct cpu_state *state, s32 cpu)
 
 static __always_inline void idle_policy_ends(struct cpu_state *state)
 {
-	if (state->idle)
+	if (state->idle == IDLE_POLICY)
 		WRITE_ONCE(state->idle, IDLE_NOT);
 }
 

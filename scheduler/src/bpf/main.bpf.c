@@ -127,15 +127,12 @@ void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 	}
 
 	/* Even without stealing, what a tick kicked us for is not left waiting. */
-	if (!steal_enabled && !state->must_search)
-		return;
-
-	if (steal_work(cpu))
+	if ((steal_enabled || state->must_search) && steal_work(cpu))
 		return;
 
 	/* The search dropped the runqueue lock: something may have come. */
-	if (!scx_bpf_dsq_move_to_local(cpu, 0) && idle_map_enabled)
-		idle_goes_on(state);
+	if (!scx_bpf_dsq_move_to_local(cpu, 0) && idle_map_enabled && !prev)
+		idle_goes_on(state, cpu);
 }
 
 void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
