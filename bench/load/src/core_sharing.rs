@@ -181,16 +181,7 @@ fn is_sharing(running: &[Option<i32>], cores: &[Vec<usize>], tasks: &HashSet<i32
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn switch(time: u64, cpu: usize, prev: i32, next: i32) -> Record {
-        let event = Event::Switch {
-            prev,
-            prev_runs_on: false,
-            prev_is_rt: false,
-            next,
-        };
-        Record { time, cpu, event }
-    }
+    use crate::idle_watch::event::switch;
 
     #[test]
     fn sharing_counts_only_beside_an_idle_core() {

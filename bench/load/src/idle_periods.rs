@@ -210,18 +210,8 @@ fn idle_periods(trace: &Trace, cpu: usize) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::idle_watch::event::Record;
+    use crate::idle_watch::event::switch;
     use std::collections::HashMap;
-
-    fn switch(time: u64, cpu: usize, prev: i32, next: i32) -> Record {
-        let event = Event::Switch {
-            prev,
-            prev_runs_on: false,
-            prev_is_rt: false,
-            next,
-        };
-        Record { time, cpu, event }
-    }
 
     #[test]
     fn only_complete_periods_of_that_cpu_count() {

@@ -119,9 +119,10 @@ static __always_inline void idle_policy_begins(struct cpu_state *state, s32 cpu)
 	set_idle_bit(cpu, true);
 }
 
+/* Claimed meanwhile or not: whatever runs next is another's. */
 static __always_inline void idle_policy_ends(struct cpu_state *state)
 {
-	if (state->idle == IDLE_POLICY)
+	if (state->idle == IDLE_POLICY || state->idle > IDLE_LAST)
 		WRITE_ONCE(state->idle, IDLE_NOT);
 }
 

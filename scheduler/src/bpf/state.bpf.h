@@ -22,7 +22,10 @@ const volatile struct llc_topology llc_topology[MAX_LLCS];
 const volatile u16 cpu_at_place[MAX_PLACES];
 
 struct cpu_state {
-	/* Line 0: own CPU writes, wakers read. */
+	/*
+	 * Line 0: own CPU writes, wakers read, and write what they change for it: they
+	 * claim it while it idles, and they preempt.
+	 */
 	u64 clock; /* virtual time of this runqueue: where new tasks join */
 	u64 preempt_key; /* key of the running task, 0: not to be preempted */
 	u64 running_since; /* valid while preempt_key is set */
