@@ -94,8 +94,8 @@ fn preferred(guest: &mut Guest, options: &str) -> Result<Value> {
 /// Starts hogs whose numbers are kept in a file. Nice, or the tests' own commands would wait for them.
 fn start_hogs(guest: &mut Guest, file: &str, count: u32, prefix: &str) -> Result<()> {
     let script = format!(
-        "for i in $(seq {count}); do nice -n 19 {prefix} sh -c 'while :; do :; done' >/dev/null 2>&1 & \
-         echo $!; done > {file}"
+        "for i in $(seq {count}); do {prefix} sh -c 'renice 19 $$; while :; do :; done' \
+         >/dev/null 2>&1 & echo $!; done > {file}"
     );
     shell(guest, &script).map(|_| ())
 }
