@@ -134,6 +134,18 @@ pub fn parse_marker(text: &str) -> Event {
     parsed.unwrap_or(Event::Sign)
 }
 
+/// A CPU switches from a task that goes to sleep.
+#[cfg(test)]
+pub fn switch(time: u64, cpu: usize, prev: i32, next: i32) -> Record {
+    let event = Event::Switch {
+        prev,
+        prev_runs_on: false,
+        prev_is_rt: false,
+        next,
+    };
+    Record { time, cpu, event }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,16 +170,4 @@ mod tests {
         );
         assert_eq!(parse_marker("somebody else's words"), Event::Sign);
     }
-}
-
-/// A CPU switches from a task that goes to sleep.
-#[cfg(test)]
-pub fn switch(time: u64, cpu: usize, prev: i32, next: i32) -> Record {
-    let event = Event::Switch {
-        prev,
-        prev_runs_on: false,
-        prev_is_rt: false,
-        next,
-    };
-    Record { time, cpu, event }
 }
