@@ -154,12 +154,11 @@ fn describe(rodata: &mut types::rodata, tables: &Tables) {
         to.node_first = from.node_first;
         to.node_llcs = from.node_llcs;
     }
-    let known = tables.cpus.iter().filter(|cpu| cpu.place != NO_PLACE);
-    let slowest = known.map(|cpu| u32::from(cpu.capacity)).min();
-    rodata.is_hybrid = slowest.is_some_and(|capacity| capacity < magpie_limits_FAST_CAPACITY);
+    let mut known = tables.cpus.iter().filter(|cpu| cpu.place != NO_PLACE);
+    rodata.is_hybrid = known.any(|cpu| u32::from(cpu.capacity) < magpie_limits_FAST_CAPACITY);
     rodata.nr_cores = tables.core_at_rank.len() as u32;
     rodata.core_at_rank[..tables.core_at_rank.len()].copy_from_slice(&tables.core_at_rank);
-    rodata.cpu_at_place.fill(topology::NO_PLACE);
+    rodata.cpu_at_place.fill(NO_PLACE);
     rodata.cpu_at_place[..tables.cpu_at_place.len()].copy_from_slice(&tables.cpu_at_place);
 }
 

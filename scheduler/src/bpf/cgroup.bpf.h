@@ -208,7 +208,7 @@ static __always_inline void limit_debt(struct task_state *ts, u64 clock)
 {
 	u64 latest = clock + longest_debt_ns;
 
-	if (cpu_weight_enabled && time_before(latest, ts->vruntime))
+	if (time_before(latest, ts->vruntime))
 		ts->vruntime = latest;
 }
 

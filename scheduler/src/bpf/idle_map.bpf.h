@@ -56,49 +56,36 @@ static __always_inline void set_idle_bit(s32 cpu, bool is_set)
 }
 
 /*
- * When the scheduler starts: a CPU that idles then says so only the next time, so each
- * online one counts as idle. One that does not says so at its next tick or switch.
+ * The CPU idles. Or it was woken while it did, to look for work, and has found none: a
+ * claim ends. And after the kernel has bypassed us, at the start and around suspend, in
+ * which time it tells of no idle CPU, it wakes all: one that went idle then would never
+ * be found. (The idle task runs also on the way offline; then nobody shall come.)
  */
-static __always_inline void idle_is_assumed(struct cpu_state *state, s32 cpu)
+static __always_inline void idle_goes_on(struct cpu_state *state, s32 cpu)
 {
-	state->idle = state->is_online ? IDLE_FREE : IDLE_OFFLINE;
-	if (state->is_online)
-		set_idle_bit(cpu, true);
-}
-
-/* The idle task of a CPU runs also on its way offline; then nobody shall come. */
-static __always_inline void idle_begins(struct cpu_state *state, s32 cpu)
-{
-	count_event(state, EVENT_IDLE_ENTER, 1);
-	if (!state->is_online)
+	if (!idle_map_enabled || !state->is_online || state->idle == IDLE_FREE)
 		return;
 
 	WRITE_ONCE(state->idle, IDLE_FREE);
 	set_idle_bit(cpu, true);
+}
+
+static __always_inline void idle_begins(struct cpu_state *state, s32 cpu)
+{
+	if (idle_map_enabled)
+		count_event(state, EVENT_IDLE_ENTER, 1);
+	idle_goes_on(state, cpu);
 }
 
 static __always_inline void idle_ends(struct cpu_state *state)
 {
-	WRITE_ONCE(state->idle, IDLE_NOT);
-}
-
-/*
- * It was woken while it idled, to look for work, and has found none: a claim ends. And
- * after the kernel has bypassed us, at the start and around suspend, in which time it
- * tells of no idle CPU, it wakes all: one that went idle then would never be found.
- */
-static __always_inline void idle_goes_on(struct cpu_state *state, s32 cpu)
-{
-	if (!state->is_online || state->idle == IDLE_FREE)
-		return;
-
-	WRITE_ONCE(state->idle, IDLE_FREE);
-	set_idle_bit(cpu, true);
+	if (idle_map_enabled)
+		WRITE_ONCE(state->idle, IDLE_NOT);
 }
 
 static __always_inline void idle_is_over(struct cpu_state *state, s32 cpu)
 {
-	if (state->idle == IDLE_POLICY)
+	if (!idle_map_enabled || state->idle == IDLE_POLICY)
 		return;
 
 	set_idle_bit(cpu, false);
@@ -108,13 +95,20 @@ static __always_inline void idle_is_over(struct cpu_state *state, s32 cpu)
 
 static __always_inline void idle_goes_offline(struct cpu_state *state, s32 cpu)
 {
+	if (!idle_map_enabled)
+		return;
+
 	WRITE_ONCE(state->idle, IDLE_OFFLINE);
 	set_idle_bit(cpu, false);
 }
 
-/* A task of SCHED_IDLE begins to run, or ends. */
-static __always_inline void idle_policy_begins(struct cpu_state *state, s32 cpu)
+/* A task begins to run: if it is of SCHED_IDLE, its CPU counts as idle until it ends. */
+static __always_inline void idle_policy_begins(struct cpu_state *state, s32 cpu,
+					       const struct task_struct *p)
 {
+	if (!idle_map_enabled || p->policy != SCHED_IDLE)
+		return;
+
 	WRITE_ONCE(state->idle, IDLE_POLICY);
 	set_idle_bit(cpu, true);
 }
@@ -122,7 +116,7 @@ static __always_inline void idle_policy_begins(struct cpu_state *state, s32 cpu)
 /* Claimed meanwhile or not: whatever runs next is another's. */
 static __always_inline void idle_policy_ends(struct cpu_state *state)
 {
-	if (state->idle == IDLE_POLICY || state->idle > IDLE_LAST)
+	if (idle_map_enabled && (state->idle == IDLE_POLICY || state->idle > IDLE_LAST))
 		WRITE_ONCE(state->idle, IDLE_NOT);
 }
 

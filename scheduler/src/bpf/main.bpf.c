@@ -131,7 +131,7 @@ void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 		return;
 
 	/* The search dropped the runqueue lock: something may have come. */
-	if (!scx_bpf_dsq_move_to_local(cpu, 0) && idle_map_enabled && !prev)
+	if (!scx_bpf_dsq_move_to_local(cpu, 0) && !prev)
 		idle_goes_on(state, cpu);
 }
 
@@ -150,8 +150,7 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 
 	join_cgroup(ts);
 	start_running(state, ts);
-	if (idle_map_enabled && p->policy == SCHED_IDLE)
-		idle_policy_begins(state, cpu);
+	idle_policy_begins(state, cpu, p);
 	if (preferred_enabled)
 		note_running(state);
 }
@@ -164,8 +163,7 @@ void BPF_STRUCT_OPS(magpie_stopping, struct task_struct *p, bool runnable)
 	/* A real-time task may come next; a stale key would preempt in vain. */
 	if (state->preempt_key)
 		WRITE_ONCE(state->preempt_key, 0);
-	if (idle_map_enabled)
-		idle_policy_ends(state);
+	idle_policy_ends(state);
 
 	if (!ts)
 		return;
@@ -194,8 +192,7 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 
 	if (ts)
 		publish_clock(state, ts, cpu);
-	if (idle_map_enabled)
-		idle_is_over(state, cpu);
+	idle_is_over(state, cpu);
 	update_shares_when_due();
 	if (preferred_enabled) {
 		note_tick(state);
@@ -215,16 +212,14 @@ void BPF_STRUCT_OPS(magpie_update_idle, s32 cpu, bool idle)
 	if (!idle) {
 		end_idle(state);
 		catch_up_clock(state, cpu);
-		if (idle_map_enabled)
-			idle_ends(state);
+		idle_ends(state);
 		if (preferred_enabled)
 			note_busy(state);
 		return;
 	}
 
 	begin_idle(state);
-	if (idle_map_enabled)
-		idle_begins(state, cpu);
+	idle_begins(state, cpu);
 	if (preferred_enabled)
 		note_idle(state);
 
@@ -330,8 +325,7 @@ void BPF_STRUCT_OPS(magpie_cgroup_move, struct task_struct *p, struct cgroup *fr
 void BPF_STRUCT_OPS(magpie_cpu_online, s32 cpu)
 {
 	state_of(cpu)->is_online = 1;
-	if (idle_map_enabled)
-		idle_ends(state_of(cpu));
+	idle_ends(state_of(cpu));
 	if (preferred_enabled)
 		apply_after(ONLINE_DELAY_NS);
 }
@@ -364,8 +358,7 @@ void BPF_STRUCT_OPS(magpie_cpu_offline, s32 cpu)
 		scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, SCX_DSQ_LOCAL_ON | cpu, 0);
 
 	set_overloaded(cpu, false);
-	if (idle_map_enabled)
-		idle_goes_offline(state_of(cpu), cpu);
+	idle_goes_offline(state_of(cpu), cpu);
 	if (preferred_enabled)
 		apply_after(0);
 }
@@ -380,8 +373,14 @@ static void find_online_cpus(void)
 
 		state->looks = MOST_LOOKS;
 		state->is_online = bpf_cpumask_test_cpu(cpu, online);
-		if (idle_map_enabled)
-			idle_is_assumed(state, cpu);
+		/*
+		 * One that idles says so only the next time. One that does not
+		 * says so at its next tick or switch.
+		 */
+		if (state->is_online)
+			idle_goes_on(state, cpu);
+		else
+			idle_goes_offline(state, cpu);
 	}
 
 	scx_bpf_put_cpumask(online);

@@ -252,7 +252,8 @@ static __always_inline bool queue_task(struct task_struct *p, struct task_state 
 		join_after_move(ts, cpu);
 	}
 
-	limit_debt(ts, clock_of(cpu));
+	if (cpu_weight_enabled)
+		limit_debt(ts, clock_of(cpu));
 	count_event(here, EVENT_ENQUEUE, 1);
 	scx_bpf_dsq_insert_vtime(p, cpu, slice_ns, key_of(ts), enq_flags);
 	return true;

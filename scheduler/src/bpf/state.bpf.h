@@ -88,7 +88,7 @@ static __always_inline const volatile struct llc_topology *llc_of(u32 llc)
 }
 
 /* The i-th other LLC, nearest first, from 1. */
-static __always_inline u32 nth_other_llc(u32 llc, u32 i)
+u32 nth_llc(u32 llc, u32 i)
 {
 	const volatile struct llc_topology *own = llc_of(llc);
 

@@ -111,7 +111,7 @@ __noinline bool steal_from_llcs(s32 thief, u32 from, u32 end)
 	u32 i;
 
 	bpf_for(i, from, end) {
-		u32 llc = nth_other_llc(own, i);
+		u32 llc = nth_llc(own, i);
 
 		found = steal_from_llc(thief, llc, spread_start(thief, llc));
 		if (found)

@@ -104,11 +104,6 @@ u32 cpu_to_llc(u32 cpu)
 	return topology_of(cpu)->llc;
 }
 
-u32 nth_llc(u32 llc, u32 i)
-{
-	return nth_other_llc(llc, i);
-}
-
 u32 count_llcs(void)
 {
 	return nr_llcs;
