@@ -119,19 +119,25 @@ const MAGPIE: &str = "scx_magpie";
 /// Of a long help text.
 const DESCRIPTION_INDENT: usize = 8;
 
-/// The variants' arguments, from a help text; None if it has no switches.
-fn variants(help: &str) -> Option<Vec<Vec<String>>> {
-    // Descriptions are indented further than options, and a wrapped one may begin with an option.
-    let is_option = |line: &&str| {
-        let text = line.trim_start();
-        text.starts_with('-') && line.len() - text.len() < DESCRIPTION_INDENT
-    };
+/// Descriptions are indented further than options, and a wrapped one may begin with an option.
+fn is_option(line: &&str) -> bool {
+    let text = line.trim_start();
+    text.starts_with('-') && line.len() - text.len() < DESCRIPTION_INDENT
+}
+
+/// The options of a help text that leave a mechanism out, `--no-...`.
+pub fn switches(help: &str) -> Vec<String> {
     let switch = |line: &str| {
         let rest = line.trim_start().strip_prefix("--no-")?;
         let end = rest.find(|c: char| !(c.is_ascii_lowercase() || c == '-'));
         Some(format!("--no-{}", &rest[..end.unwrap_or(rest.len())]))
     };
-    let switches: Vec<String> = help.lines().filter(is_option).filter_map(switch).collect();
+    help.lines().filter(is_option).filter_map(switch).collect()
+}
+
+/// The variants' arguments, from a help text; None if it has no switches.
+fn variants(help: &str) -> Option<Vec<Vec<String>>> {
+    let switches = switches(help);
     if switches.is_empty() {
         return None;
     }

@@ -64,7 +64,7 @@ impl Shard {
     }
 }
 
-/// The option under which a report keeps its shard, and those that may differ between shards.
+/// The option under which a report keeps its shard.
 pub const OPTION: &str = "shard";
 /// The option under which a report keeps what the whole suite was: `[workload, case]` in order.
 pub const CASES: &str = "cases";

@@ -18,10 +18,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use hdrhistogram::Histogram;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::Finding;
-use crate::sys;
+use crate::{sys, times};
 
 /// Measure wakeup and request latency of message and worker threads.
 #[derive(clap::Args)]
@@ -77,12 +77,9 @@ struct Latencies {
 
 impl Latencies {
     fn new() -> Result<Self> {
-        // One ns to one minute, three digits; anything longer counts as a minute (saturating).
-        let histogram =
-            || Histogram::new_with_bounds(1, 60_000_000_000, 3).context("make a histogram");
         Ok(Self {
-            wakeup: histogram()?,
-            request: histogram()?,
+            wakeup: times::histogram()?,
+            request: times::histogram()?,
         })
     }
 }
@@ -195,16 +192,7 @@ fn describe(latencies: &Latencies, elapsed: f64) -> Finding {
         ("wakeup", &latencies.wakeup),
         ("request", &latencies.request),
     ] {
-        let us = |q: f64| histogram.value_at_quantile(q) as f64 / 1e3;
-        let _ = writeln!(
-            text,
-            "{name:<7} us: p50 {:.1}  p90 {:.1}  p99 {:.1}  p99.9 {:.1}  max {:.1}",
-            us(0.5),
-            us(0.9),
-            us(0.99),
-            us(0.999),
-            histogram.max() as f64 / 1e3
-        );
+        let _ = writeln!(text, "{name:<7} us: {}", times::describe(histogram));
     }
     let _ = write!(
         text,
@@ -212,7 +200,7 @@ fn describe(latencies: &Latencies, elapsed: f64) -> Finding {
     );
     let json = json!({
         "elapsed_s": elapsed, "requests": requests, "requests_per_s": rate,
-        "wakeup_us": percentiles(&latencies.wakeup), "request_us": percentiles(&latencies.request),
+        "wakeup_us": times::percentiles(&latencies.wakeup), "request_us": times::percentiles(&latencies.request),
     });
     // No request at all means that a wakeup was lost: that is a finding, not a number.
     Finding {
@@ -220,11 +208,6 @@ fn describe(latencies: &Latencies, elapsed: f64) -> Finding {
         json,
         holds: requests > 0,
     }
-}
-
-fn percentiles(histogram: &Histogram<u64>) -> Value {
-    let us = |q: f64| histogram.value_at_quantile(q) as f64 / 1e3;
-    json!({ "p50": us(0.5), "p90": us(0.9), "p99": us(0.99), "p99_9": us(0.999), "max": histogram.max() as f64 / 1e3 })
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ mod services;
 mod spread;
 mod stream;
 mod sys;
+mod times;
 mod video;
 mod wakeup;
 

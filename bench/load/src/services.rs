@@ -22,7 +22,7 @@ use hdrhistogram::Histogram;
 use serde_json::json;
 
 use crate::Finding;
-use crate::sys;
+use crate::{sys, times};
 
 /// Measure requests through tiers of services: latency and throughput.
 #[derive(clap::Args)]
@@ -68,7 +68,7 @@ pub fn run(args: &Args) -> Result<Finding> {
         }));
         clients.push(thread::spawn(move || ask(&client, measure_from, stop_at)));
     }
-    let mut all = histogram()?;
+    let mut all = times::histogram()?;
     for client in clients {
         let one = client
             .join()
@@ -89,13 +89,9 @@ fn pair() -> Result<(UnixStream, UnixStream)> {
     UnixStream::pair().context("make a pair of sockets: is the limit of open files high enough?")
 }
 
-fn histogram() -> Result<Histogram<u64>> {
-    Histogram::new_with_bounds(1, 60_000_000_000, 3).context("make a histogram")
-}
-
 /// A client: asks, waits, notes the time, until the end. Requests that began while measuring count.
 fn ask(mut service: &UnixStream, measure_from: u64, stop_at: u64) -> Result<Histogram<u64>> {
-    let mut latencies = histogram()?;
+    let mut latencies = times::histogram()?;
     loop {
         let start = sys::now_ns();
         if start >= stop_at {
@@ -133,20 +129,16 @@ fn serve(mut above: &UnixStream, below: &[UnixStream], operations: u64) -> Resul
 }
 
 fn describe(latencies: &Histogram<u64>, seconds: f64) -> Finding {
-    let us = |q: f64| latencies.value_at_quantile(q) as f64 / 1e3;
     let requests = latencies.len();
     let rate = requests as f64 / seconds;
     Finding {
         text: format!(
-            "request us: p50 {:.1}  p90 {:.1}  p99 {:.1}  max {:.1}\n{requests} requests in {seconds:.3} s: {rate:.1} requests/s",
-            us(0.5),
-            us(0.9),
-            us(0.99),
-            latencies.max() as f64 / 1e3
+            "request us: {}\n{requests} requests in {seconds:.3} s: {rate:.1} requests/s",
+            times::describe(latencies)
         ),
         json: json!({
             "requests": requests, "requests_per_s": rate, "seconds": seconds,
-            "request_us": { "p50": us(0.5), "p90": us(0.9), "p99": us(0.99), "max": latencies.max() as f64 / 1e3 },
+            "request_us": times::percentiles(latencies),
         }),
         // No request at all means that a wakeup was lost.
         holds: requests > 0,
