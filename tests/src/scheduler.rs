@@ -135,6 +135,17 @@ pub fn under<T>(
     Ok(outcome)
 }
 
+/// Measures under scx_magpie as it is, then with a mechanism switched off.
+pub fn with_and_without<T>(
+    guest: &mut Guest,
+    switch: &str,
+    measure: impl Fn(&mut Guest, &str) -> Result<T>,
+) -> Result<(T, T)> {
+    let [with, without] = ["scx_magpie".to_string(), format!("scx_magpie {switch}")]
+        .map(|scheduler| under(guest, &scheduler, |guest| measure(guest, &scheduler)));
+    Ok((with?, without?))
+}
+
 fn enablings(guest: &mut Guest) -> Result<u64> {
     let text = shell(guest, "cat /sys/kernel/sched_ext/enable_seq")?;
     let count = text.trim().parse();

@@ -2,6 +2,7 @@
 //! to another scheduler, without permission, stopped in each way that there is.
 
 use anyhow::{Context, Result, ensure};
+use magpie_bench::candidate;
 use magpie_lab::{Guest, KernelChoice, SchedulerExit, kernel};
 use magpie_tests::TestGuest;
 use magpie_tests::scheduler::{boot_for_magpie, program, shell, under, words};
@@ -11,22 +12,14 @@ use std::time::Duration;
 const MAGPIE: &str = "scx_magpie";
 const SHORT: Duration = Duration::from_secs(120);
 
-/// Every `--no-...` that the help names.
+/// Every switch that the help names.
 fn switches() -> Result<Vec<String>> {
     let help = Command::new(program(MAGPIE)?)
         .arg("--help")
         .output()
         .context("run scx_magpie --help")?;
     let help = String::from_utf8_lossy(&help.stdout).into_owned();
-    let mut switches: Vec<String> = help
-        .split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'))
-        .filter(|word| word.starts_with("--no-"))
-        .map(str::to_string)
-        // "The --no-... switches" is a sentence of the help.
-        .filter(|word| word.len() > "--no-".len() && !word.ends_with('-'))
-        .collect();
-    switches.sort();
-    switches.dedup();
+    let switches = candidate::switches(&help);
     ensure!(
         switches.contains(&"--no-steal".to_string()),
         "no switches in the help:\n{help}"

@@ -2,7 +2,9 @@
 
 use anyhow::{Result, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{VT8, boot_for_magpie, counters, grown, json, number, shell, under};
+use magpie_tests::scheduler::{
+    VT8, boot_for_magpie, counters, grown, json, number, shell, under, with_and_without,
+};
 
 /// Hogs that are held on one CPU beside seven busy ones, which then become idle all at once.
 const SPREAD: &str = "magpie-load spread --busy --json --hold 0.05 --limit 0.1";
@@ -47,9 +49,7 @@ fn steals(guest: &mut Guest, command: &str) -> Result<Steals> {
 fn work_that_piles_up_on_one_cpu_spreads() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     spread(&mut guest, "EEVDF")?;
-    let [with, without] = ["scx_magpie", "scx_magpie --no-steal"]
-        .map(|scheduler| under(&mut guest, scheduler, |guest| spread(guest, scheduler)));
-    let (with, without) = (with?, without?);
+    let (with, without) = with_and_without(&mut guest, "--no-steal", spread)?;
     ensure!(
         with < 1.0,
         "it took {with} ms, a quarter of a tick or more, until every CPU had work"

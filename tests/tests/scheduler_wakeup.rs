@@ -2,7 +2,9 @@
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{VT8, boot_for_magpie, counters, grown, json, number, shell, under};
+use magpie_tests::scheduler::{
+    VT8, boot_for_magpie, counters, grown, json, number, shell, under, with_and_without,
+};
 use serde_json::Value;
 
 /// CPUs 0-3 and 4-7 are LLCs, 0 and 1, 2 and 3 and so on siblings.
@@ -129,9 +131,7 @@ fn sharing(guest: &mut Guest, scheduler: &str) -> Result<f64> {
 fn busy_threads_do_not_share_a_core_beside_an_idle_one() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     sharing(&mut guest, "EEVDF")?;
-    let [with, without] = ["scx_magpie", "scx_magpie --no-wakeup-idle-core"]
-        .map(|scheduler| under(&mut guest, scheduler, |guest| sharing(guest, scheduler)));
-    let (with, without) = (with?, without?);
+    let (with, without) = with_and_without(&mut guest, "--no-wakeup-idle-core", sharing)?;
     ensure!(with < 1.0, "they shared cores for {with} % of the time");
     ensure!(
         without > 4.0,
