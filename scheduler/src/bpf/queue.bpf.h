@@ -93,9 +93,9 @@ static __always_inline void end_burst(struct task_state *ts)
 	ts->burst = 0;
 }
 
-static __always_inline u64 *llc_clock(s32 cpu)
+static __always_inline struct llc_state *llc_state_of(s32 cpu)
 {
-	return &llc_states[topology_of(cpu)->llc & (MAX_LLCS - 1)].clock;
+	return &llc_states[topology_of(cpu)->llc & (MAX_LLCS - 1)];
 }
 
 /* Where a CPU's tasks are by now; an idle CPU's own clock stands still. */
@@ -104,8 +104,8 @@ static __always_inline u64 clock_of(s32 cpu)
 	const struct cpu_state *state = state_of(cpu);
 	u64 clock = state->clock;
 
-	if (READ_ONCE(state->idle_since) && time_before(clock, READ_ONCE(*llc_clock(cpu))))
-		clock = READ_ONCE(*llc_clock(cpu));
+	if (READ_ONCE(state->idle_since) && time_before(clock, READ_ONCE(llc_state_of(cpu)->clock)))
+		clock = READ_ONCE(llc_state_of(cpu)->clock);
 
 	return clock;
 }
@@ -195,7 +195,7 @@ static __always_inline void advance_clock(struct cpu_state *state, const struct 
 /* The first task of a CPU that idled starts where the LLC is by now. */
 static __always_inline void catch_up_clock(struct cpu_state *state, s32 cpu)
 {
-	u64 clock = READ_ONCE(*llc_clock(cpu));
+	u64 clock = READ_ONCE(llc_state_of(cpu)->clock);
 
 	if (time_before(state->clock, clock))
 		state->clock = clock;
@@ -208,7 +208,7 @@ static __always_inline void catch_up_clock(struct cpu_state *state, s32 cpu)
 static __always_inline void publish_clock(const struct cpu_state *state,
 					  const struct task_state *current, s32 cpu)
 {
-	u64 *clock = llc_clock(cpu);
+	u64 *clock = &llc_state_of(cpu)->clock;
 
 	if (current->nice_rate <= NICE_0_RATE && !is_in_light_cgroup(current) &&
 	    time_before(READ_ONCE(*clock) + CLOCK_STEP_NS, state->clock))

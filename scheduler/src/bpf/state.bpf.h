@@ -41,7 +41,9 @@ struct cpu_state {
 	u64 avg_idle; /* moving average of idle periods, ns */
 	u64 steal_cost[NR_DISTANCES]; /* moving average of searches, ns */
 	u64 next_balance; /* when a busy CPU looks around again */
-	u64 next_rotation; /* and when it may take the odd task of another LLC */
+	u64 paced_at; /* the last time it did, and its clock then */
+	u64 paced_clock;
+	u64 pace; /* how fast its clock goes, moving average; see balance.bpf.h */
 	u64 last_tick; /* 0 while idle; for late ticks */
 	u64 late_ns; /* sum of what ticks came late by */
 	u64 busy_since; /* 0 while idle */
@@ -59,11 +61,14 @@ struct cpu_state {
 struct cpu_state cpu_states[MAX_CPUS];
 
 /*
- * The furthest clock of an LLC's CPUs. Written from ticks when it is a
- * millisecond behind, read by CPUs that leave idle.
+ * The clock is the furthest of the LLC's CPUs: written from ticks when it is a
+ * millisecond behind, read by CPUs that leave idle. The rest is written by busy CPUs
+ * when they look around; if two do so at once, one sample is lost.
  */
 struct llc_state {
 	u64 clock;
+	u64 pace; /* moving average of its CPUs' */
+	u64 next_rotation; /* when one of them may take a task of a slower LLC */
 } __attribute__((aligned(64)));
 
 struct llc_state llc_states[MAX_LLCS];
