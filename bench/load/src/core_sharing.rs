@@ -1,6 +1,9 @@
 //! `core-sharing`: do busy threads share cores while whole cores are idle? Runs threads that compute
 //! and sleep briefly, fewer than there are CPUs, and tells from the kernel's trace for what share of
 //! the time two of them ran on one core beside an idle core, and how often they moved.
+//!
+//! They start packed, two on a core: where a thread happens to be forked says nothing, and a scheduler
+//! that leaves tasks where they are would look good whenever they were forked well.
 
 use std::collections::HashSet;
 use std::fs;
@@ -9,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde_json::json;
 
 use crate::Finding;
@@ -19,6 +22,9 @@ use crate::idle_watch::trace::Recorder;
 use crate::sys;
 
 const KIB_PER_CPU: usize = 8192;
+
+/// How long the threads are held where they start.
+const PACKED: Duration = Duration::from_millis(10);
 
 /// Run threads that compute and nap, and tell how they are spread over cores.
 ///
@@ -67,18 +73,27 @@ pub fn run(args: &Args) -> Result<Finding> {
     }
     let recorder = Recorder::new(KIB_PER_CPU)?;
     let (stop, tasks) = (AtomicBool::new(false), Mutex::new(HashSet::new()));
-    thread::scope(|scope| {
-        for thread in 0..args.threads {
-            let (stop, tasks) = (&stop, &tasks);
-            scope.spawn(move || {
+    let packed = cores.iter().flatten().take(args.threads as usize);
+    thread::scope(|scope| -> Result<()> {
+        let start = |cpu: &usize| {
+            let (cpu, online, stop, tasks) = (*cpu, &online, &stop, &tasks);
+            scope.spawn(move || -> Result<()> {
                 if let Ok(mut tasks) = tasks.lock() {
                     tasks.insert(nix::unistd::gettid().as_raw());
                 }
-                compute_and_nap(args, u64::from(thread), stop);
-            });
-        }
+                sys::set_affinity(0, &CpuSet::of([cpu]))?;
+                sys::spin_for(PACKED);
+                sys::set_affinity(0, online)?;
+                compute_and_nap(args, cpu as u64, stop);
+                Ok(())
+            })
+        };
+        let threads: Vec<_> = packed.map(start).collect();
         let recorded = record(&recorder, args.seconds);
         stop.store(true, Ordering::Relaxed);
+        for thread in threads {
+            thread.join().map_err(|_| anyhow!("a thread panicked"))??;
+        }
         recorded
     })?;
     let tasks = tasks.into_inner().unwrap_or_default();
@@ -108,7 +123,7 @@ pub fn run(args: &Args) -> Result<Finding> {
 }
 
 fn record(recorder: &Recorder, time: Duration) -> Result<()> {
-    // Where they start is not the question, but where they stay.
+    // Where they start is not the question, but where they go from there.
     thread::sleep(time / 4);
     recorder.start()?;
     thread::sleep(time);
