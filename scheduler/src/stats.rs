@@ -83,7 +83,9 @@ metrics! {
     steal_node = magpie_event_EVENT_STEAL_NODE, "Tasks taken from another cache of the node";
     steal_remote = magpie_event_EVENT_STEAL_REMOTE, "Tasks taken from another node";
     steal_gated = magpie_event_EVENT_STEAL_GATED, "Searches not made: idle for less than they cost";
+    steal_look = magpie_event_EVENT_STEAL_LOOK, "Queues of other CPUs that searches tried";
     steal_ns = magpie_event_EVENT_STEAL_NS, "Time spent in searches, in nanoseconds";
+    steal_found_ns = magpie_event_EVENT_STEAL_FOUND_NS, "Time spent in searches that found work, in nanoseconds";
     rotate = magpie_event_EVENT_ROTATE, "Tasks pulled by a busy CPU to even out service";
     kick_idle = magpie_event_EVENT_KICK_IDLE, "Idle CPUs woken to take a waiting task";
     push = magpie_event_EVENT_PUSH, "Idle CPUs woken at once because a task had to wait again";
@@ -128,8 +130,9 @@ impl Metrics {
         )?;
         write!(
             output,
-            "  Idle CPUs searched for work {} times and found {}",
+            "  Idle CPUs searched for work {} times, tried {} queues and found {}",
             self.steal_attempt,
+            self.steal_look,
             self.stolen()
         )?;
         if self.stolen() > 0 {
@@ -142,6 +145,9 @@ impl Metrics {
         match self.steal_ns.checked_div(self.steal_attempt) {
             Some(cost) => write!(output, ", {cost} ns per search")?,
             None => write!(output, ", no search made")?,
+        }
+        if let Some(cost) = self.steal_found_ns.checked_div(self.stolen()) {
+            write!(output, ", {cost} ns where there was work")?;
         }
         writeln!(
             output,
@@ -380,7 +386,12 @@ mod tests {
         let events = std::array::from_fn(|event| 1_000_003 * (event as u64 + 1));
         let metrics = Metrics::from_events(&events);
         let text = told(&metrics);
-        let derived = [metrics.dispatch, metrics.steal_ns, metrics.share_ns];
+        let derived = [
+            metrics.dispatch,
+            metrics.steal_ns,
+            metrics.steal_found_ns,
+            metrics.share_ns,
+        ];
         for count in events.iter().filter(|count| !derived.contains(count)) {
             assert!(
                 text.contains(&count.to_string()),

@@ -70,7 +70,9 @@ enum magpie_event {
 	EVENT_STEAL_NODE, /* task taken from another LLC of the node */
 	EVENT_STEAL_REMOTE, /* task taken from another node */
 	EVENT_STEAL_GATED, /* search not made: shorter idle than its cost */
+	EVENT_STEAL_LOOK, /* queue of another CPU tried */
 	EVENT_STEAL_NS, /* time spent in searches, ns */
+	EVENT_STEAL_FOUND_NS, /* ... of which in those that found something */
 	EVENT_ROTATE, /* task pulled by a busy CPU to even out service */
 	EVENT_KICK_IDLE, /* idle CPU woken to take a waiting task */
 	EVENT_PUSH, /* ... at once, since a task had to wait again */

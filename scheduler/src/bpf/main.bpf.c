@@ -148,6 +148,8 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 	if (ts->cpu != cpu)
 		join_after_move(ts, cpu);
 
+	if (state->has_no_tick)
+		WRITE_ONCE(state->has_no_tick, 0);
 	join_cgroup(ts);
 	start_running(state, ts);
 	idle_policy_begins(state, cpu, p);
@@ -337,10 +339,13 @@ void BPF_STRUCT_OPS(magpie_cpu_online, s32 cpu)
  */
 void BPF_STRUCT_OPS(magpie_cpu_release, s32 cpu, struct scx_cpu_release_args *args)
 {
+	struct cpu_state *state = state_of(cpu);
+
+	WRITE_ONCE(state->has_no_tick, 1);
 	if (preferred_enabled)
-		forget_tick(state_of(cpu));
+		forget_tick(state);
 	scx_bpf_reenqueue_local();
-	offer_waiting(cpu);
+	set_overloaded(cpu, offer_waiting(cpu));
 }
 
 /*

@@ -21,10 +21,11 @@
  *        |
  *   own queue once more (the runqueue lock was dropped in between)
  *
- * A thief that emptied a queue leaves the bit to its owner, and the next thief
- * pays one look into an empty queue. A thief that cleared it would race with an
- * insert that is carried out only after ops.enqueue() returned, and hide the
- * task from everybody.
+ * A thief that finds a queue empty clears its bit, or every other thief would look
+ * into it too, the more the larger the machine. It may race with an insert that is
+ * carried out only after ops.enqueue() returned, and hide the task: then the owner's
+ * next tick or dispatch sets the bit again. While a real-time task has that CPU it
+ * has neither, and its bit is left alone.
  *
  * The gate is for the outer levels. The own LLC is always searched: it is cheap,
  * and a task behind a real-time one has no tick that would tell of it.
@@ -63,6 +64,17 @@ __noinline u32 visit_overloaded(struct sparsemask_visit *visit)
 	return place;
 }
 
+static __always_inline bool steal_from(s32 thief, u32 victim)
+{
+	count_event(state_of(thief), EVENT_STEAL_LOOK, 1);
+	if (scx_bpf_dsq_move_to_local(victim, 0))
+		return true;
+
+	if (!scx_bpf_dsq_nr_queued(victim) && !READ_ONCE(state_of(victim)->has_no_tick))
+		set_overloaded(victim, false);
+	return false;
+}
+
 /* Visit the overloaded CPUs of [first, end), once around from @start, until one gives a task. */
 __noinline bool steal_from_range(s32 thief, u32 first, u32 end, u32 start)
 {
@@ -78,10 +90,12 @@ __noinline bool steal_from_range(s32 thief, u32 first, u32 end, u32 start)
 			break;
 
 		victim = place_to_cpu(place);
-		if (may_steal_from(thief, victim) && scx_bpf_dsq_move_to_local(victim, 0)) {
-			found = true;
+		if (!may_steal_from(thief, victim))
+			continue;
+
+		found = steal_from(thief, victim);
+		if (found)
 			break;
-		}
 	}
 
 	return found;
@@ -181,6 +195,8 @@ static __always_inline bool steal_work(s32 cpu)
 	}
 
 	count_event(state, EVENT_STEAL_NS, before - began);
+	if (found)
+		count_event(state, EVENT_STEAL_FOUND_NS, before - began);
 	return found;
 }
 
