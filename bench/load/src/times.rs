@@ -11,19 +11,17 @@ pub fn histogram() -> Result<Histogram<u64>> {
 
 /// In microseconds: `p50`, `p90`, `p99`, `p99_9` and `max`.
 pub fn percentiles(histogram: &Histogram<u64>) -> Value {
-    let us = |q: f64| histogram.value_at_quantile(q) as f64 / 1e3;
-    json!({ "p50": us(0.5), "p90": us(0.9), "p99": us(0.99), "p99_9": us(0.999), "max": histogram.max() as f64 / 1e3 })
+    let [p50, p90, p99, p99_9, max] = microseconds(histogram);
+    json!({ "p50": p50, "p90": p90, "p99": p99, "p99_9": p99_9, "max": max })
 }
 
 /// The same for people.
 pub fn describe(histogram: &Histogram<u64>) -> String {
-    let us = |q: f64| histogram.value_at_quantile(q) as f64 / 1e3;
-    format!(
-        "p50 {:.1}  p90 {:.1}  p99 {:.1}  p99.9 {:.1}  max {:.1}",
-        us(0.5),
-        us(0.9),
-        us(0.99),
-        us(0.999),
-        histogram.max() as f64 / 1e3
-    )
+    let [p50, p90, p99, p99_9, max] = microseconds(histogram);
+    format!("p50 {p50:.1}  p90 {p90:.1}  p99 {p99:.1}  p99.9 {p99_9:.1}  max {max:.1}")
+}
+
+fn microseconds(histogram: &Histogram<u64>) -> [f64; 5] {
+    let at = |quantile: f64| histogram.value_at_quantile(quantile);
+    [at(0.5), at(0.9), at(0.99), at(0.999), histogram.max()].map(|ns| ns as f64 / 1e3)
 }

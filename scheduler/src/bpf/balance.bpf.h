@@ -41,7 +41,8 @@ const volatile u64 balance_margin_ns = 8000000;
 
 #define ROTATION_INTERVALS 10 /* more than an average of paces takes to follow */
 #define BALANCE_VICTIMS 8 /* queues looked at in one round */
-#define PACE_SHIFT 16 /* of a nice 0 task alone: 1 << PACE_SHIFT */
+#define PACE_SHIFT 16
+#define FULL_PACE (1ULL << PACE_SHIFT) /* of a nice 0 task alone */
 
 /* What a round has found so far. */
 struct balance_round {
@@ -60,12 +61,15 @@ struct balance_round {
 /* How fast the own clock went since the last time, and what follows for the LLC. */
 static __always_inline void measure_pace(struct cpu_state *state, struct llc_state *llc, u64 now)
 {
+	u64 virtual = state->clock - state->paced_clock;
 	u64 passed = now - state->paced_at;
-	u64 pace = ((state->clock - state->paced_clock) << PACE_SHIFT) / (passed ?: 1);
 
 	/* Anything longer has an idle period in it, at whose end the clock may jump. */
-	state->pace = passed < 2 * balance_interval_ns ? average_add(state->pace, pace)
-						       : 1 << PACE_SHIFT;
+	if (passed < 2 * balance_interval_ns)
+		state->pace = average_add(state->pace, (virtual << PACE_SHIFT) / (passed ?: 1));
+	else
+		state->pace = FULL_PACE;
+
 	WRITE_ONCE(llc->pace, average_add(READ_ONCE(llc->pace), state->pace));
 	state->paced_at = now;
 	state->paced_clock = state->clock;

@@ -98,16 +98,20 @@ static __always_inline struct llc_state *llc_state_of(s32 cpu)
 	return &llc_states[topology_of(cpu)->llc & (MAX_LLCS - 1)];
 }
 
+/* Its own clock, or its LLC's if that is further. */
+static __always_inline u64 furthest_clock(const struct cpu_state *state, s32 cpu)
+{
+	u64 clock = READ_ONCE(llc_state_of(cpu)->clock);
+
+	return time_before(state->clock, clock) ? clock : state->clock;
+}
+
 /* Where a CPU's tasks are by now; an idle CPU's own clock stands still. */
 static __always_inline u64 clock_of(s32 cpu)
 {
 	const struct cpu_state *state = state_of(cpu);
-	u64 clock = state->clock;
 
-	if (READ_ONCE(state->idle_since) && time_before(clock, READ_ONCE(llc_state_of(cpu)->clock)))
-		clock = READ_ONCE(llc_state_of(cpu)->clock);
-
-	return clock;
+	return READ_ONCE(state->idle_since) ? furthest_clock(state, cpu) : state->clock;
 }
 
 static __always_inline s64 bounded(s64 value, s64 low, s64 high)
@@ -195,10 +199,7 @@ static __always_inline void advance_clock(struct cpu_state *state, const struct 
 /* The first task of a CPU that idled starts where the LLC is by now. */
 static __always_inline void catch_up_clock(struct cpu_state *state, s32 cpu)
 {
-	u64 clock = READ_ONCE(llc_state_of(cpu)->clock);
-
-	if (time_before(state->clock, clock))
-		state->clock = clock;
+	state->clock = furthest_clock(state, cpu);
 }
 
 /*

@@ -23,9 +23,9 @@
  *
  * A thief that finds a queue empty clears its bit, or every other thief would look
  * into it too, the more the larger the machine. It may race with an insert that is
- * carried out only after ops.enqueue() returned, and hide the task: then the owner's
- * next tick or dispatch sets the bit again. While a real-time task has that CPU it
- * has neither, and its bit is left alone.
+ * carried out only after ops.enqueue() returned, and hide the task: until the owner's
+ * next dispatch, which takes it, or its next tick, which sets the bit again. While a
+ * real-time task has that CPU it has neither, and its bit is left alone.
  *
  * The gate is for the outer levels. The own LLC is always searched: it is cheap,
  * and a task behind a real-time one has no tick that would tell of it.
