@@ -135,6 +135,12 @@ pub struct Settings {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, hide_default_value = true, hide_possible_values = true, action = ArgAction::Set)]
     pub no_cpu_weight: bool,
 
+    /// The limits of cgroups (cpu.max) have no effect
+    ///
+    /// Containers use as much CPU time as their weights give them.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, hide_default_value = true, hide_possible_values = true, action = ArgAction::Set)]
+    pub no_cpu_max: bool,
+
     /// Which CPUs are preferred: auto, off (all) or a list such as 0-3,8
     ///
     /// A virtual machine whose host is short of CPUs runs faster on fewer of its

@@ -106,31 +106,70 @@ fn configure(rodata: &mut types::rodata, settings: &Settings) {
     rodata.wakeup_idle_core = !settings.no_wakeup_idle_core;
     rodata.push_enabled = settings.pushes();
     rodata.cpu_weight_enabled = !settings.no_cpu_weight;
+    rodata.cpu_max_enabled = !settings.no_cpu_max;
 }
 
-/// Lets the kernel tell of cgroups if their weights are used and it can. Its operations for them are
-/// there only with `CONFIG_EXT_GROUP_SCHED`.
+/// Lets the kernel tell of cgroups as far as it can and the settings use it.
 fn honour_cgroups(skel: &mut OpenBpfSkel) -> Result<()> {
-    let can = compat::struct_has_field("sched_ext_ops", "cgroup_init").unwrap_or(false);
+    let can = |operation| compat::struct_has_field("sched_ext_ops", operation).unwrap_or(false);
     let Some(rodata) = skel.maps.rodata_data.as_mut() else {
         bail!("the BPF object has no constants");
     };
-    if rodata.cpu_weight_enabled && !can {
-        warn!("this kernel has no CONFIG_EXT_GROUP_SCHED: cpu.weight of cgroups has no effect");
-        rodata.cpu_weight_enabled = false;
+    let (weight, max) = (rodata.cpu_weight_enabled, rodata.cpu_max_enabled);
+    let has_cgroups = can("cgroup_init");
+    rodata.cpu_weight_enabled &= has_cgroups;
+    rodata.cpu_max_enabled &= has_cgroups && can("cgroup_set_bandwidth");
+    if weight && !rodata.cpu_weight_enabled {
+        warn!("cpu.weight has no effect: this kernel has no CONFIG_EXT_GROUP_SCHED");
     }
+    if max && !rodata.cpu_max_enabled {
+        let limited = limited_cgroups(Path::new("/sys/fs/cgroup"));
+        warn!(
+            "cpu.max has no effect: this kernel does not tell sched_ext schedulers of it. Without \
+             their limit are now: {}",
+            match limited.len() {
+                0 => "none".into(),
+                _ => limited.join(", "),
+            }
+        );
+    }
+    let (weight, max) = (rodata.cpu_weight_enabled, rodata.cpu_max_enabled);
     let nr_cpus = rodata.nr_cpus;
-    if rodata.cpu_weight_enabled {
+    if weight {
         skel.maps.cgroup_rows.set_max_entries(nr_cpus)?;
-        return Ok(());
     }
     let ops = skel.struct_ops.magpie_ops_mut();
-    ops.cgroup_init = ptr::null_mut();
-    ops.cgroup_exit = ptr::null_mut();
-    ops.cgroup_move = ptr::null_mut();
-    ops.cgroup_set_weight = ptr::null_mut();
-    ops.cgroup_set_idle = ptr::null_mut();
+    if !weight {
+        ops.cgroup_set_weight = ptr::null_mut();
+        ops.cgroup_set_idle = ptr::null_mut();
+    }
+    if !max {
+        ops.cgroup_set_bandwidth = ptr::null_mut();
+    }
+    if !weight && !max {
+        ops.cgroup_init = ptr::null_mut();
+        ops.cgroup_exit = ptr::null_mut();
+        ops.cgroup_move = ptr::null_mut();
+    }
     Ok(())
+}
+
+/// The cgroups below `folder`, by path, that have a limit. One that goes meanwhile has none.
+fn limited_cgroups(folder: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        let limit = fs::read_to_string(path.join("cpu.max")).unwrap_or_default();
+        if !limit.is_empty() && !limit.starts_with("max") {
+            found.push(path.display().to_string());
+        }
+        found.extend(limited_cgroups(&path));
+    }
+    found.sort();
+    found
 }
 
 /// Hands the topology to the BPF side. Its types have the same fields as those
@@ -487,10 +526,30 @@ mod tests {
             configure(rodata, &settings(&["--no-preempt", "--slice-us=500"]));
             assert!(rodata.steal_enabled && !rodata.preempt_enabled && rodata.cpu_weight_enabled);
             configure(rodata, &settings(&["--no-cpu-weight"]));
-            assert!(!rodata.cpu_weight_enabled && rodata.preempt_enabled);
+            assert!(!rodata.cpu_weight_enabled && rodata.cpu_max_enabled);
+            configure(rodata, &settings(&["--no-cpu-max"]));
+            assert!(rodata.cpu_weight_enabled && !rodata.cpu_max_enabled);
             configure(rodata, &settings(&["--slice-us=500"]));
             assert_eq!(rodata.slice_ns, 500_000);
         });
+    }
+
+    #[test]
+    fn cgroups_with_a_limit_are_found() {
+        let root = tempfile::tempdir().unwrap();
+        for (path, limit) in [
+            ("a", "max 100000\n"),
+            ("a/b", "20000 100000\n"),
+            ("c", "150000 100000\n"),
+            ("d", ""),
+        ] {
+            let folder = root.path().join(path);
+            fs::create_dir(&folder).unwrap();
+            fs::write(folder.join("cpu.max"), limit).unwrap();
+        }
+        let path = |path| root.path().join(path).display().to_string();
+        assert_eq!(limited_cgroups(root.path()), [path("a/b"), path("c")]);
+        assert!(limited_cgroups(&root.path().join("none")).is_empty());
     }
 
     #[test]

@@ -94,6 +94,9 @@ metrics! {
     share_update = magpie_event_EVENT_SHARE_UPDATE, "Calculations of the shares of all cgroups";
     share_ns = magpie_event_EVENT_SHARE_NS, "Time spent on them, in nanoseconds";
     cgroup_lumped = magpie_event_EVENT_CGROUP_LUMPED, "Cgroups too many, taken for the root";
+    throttle = magpie_event_EVENT_THROTTLE, "Cgroups that used up what cpu.max gives them for a period";
+    throttle_ns = magpie_event_EVENT_THROTTLE_NS, "Time until they might go on, in nanoseconds";
+    park = magpie_event_EVENT_PARK, "Tasks that had to wait for a next period";
 }
 
 impl Metrics {
@@ -160,6 +163,15 @@ impl Metrics {
              rescued work while going idle; {} tasks sent away from CPUs that are not preferred.",
             self.rotate, self.kick_idle, self.push, self.rescue, self.backoff
         )?;
+        if self.throttle > 0 || self.park > 0 {
+            writeln!(
+                output,
+                "  Cgroups reached their limit {} times, {} s in all; {} tasks had to wait for it.",
+                self.throttle,
+                self.throttle_ns / 1_000_000_000,
+                self.park
+            )?;
+        }
         match self.share_ns.checked_div(self.share_update) {
             Some(cost) => writeln!(
                 output,

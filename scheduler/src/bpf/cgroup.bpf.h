@@ -37,6 +37,7 @@
 #define __MAGPIE_CGROUP_BPF_H
 
 const volatile bool cpu_weight_enabled = true;
+const volatile bool cpu_max_enabled = true;
 
 /* How often shares are calculated, at most, and how many times its cost at least. */
 const volatile u64 share_interval_ns = 10000000;
@@ -66,6 +67,19 @@ struct cgroup_state {
 	u64 sum; /* of children's and own tasks' weights, by activity */
 	u64 round; /* last in which it or a descendant was active */
 	u64 share; /* of its own tasks */
+
+	/* Limits, see bandwidth.bpf.h. Read at every charge where there is any limit. */
+	u32 limited __attribute__((aligned(64))); /* slot: itself or the next above that has one */
+	u32 next_limited; /* the next above itself */
+	u32 throttled;
+	u32 looks; /* of the timer, after it has released all */
+	u32 nr_released; /* by its timer, behind others; in memory for the verifier */
+	bool has_parking;
+	u64 quota; /* ns, 0 without a limit */
+	u64 period, burst; /* ns */
+	u64 period_end;
+	u64 throttled_at; /* valid while it is throttled */
+	s64 budget; /* what it may still use, or its debt; written by all CPUs */
 } __attribute__((aligned(64)));
 
 struct cgroup_state cgroup_states[MAX_CGROUPS];
@@ -242,8 +256,11 @@ __noinline u32 claim_slot(u64 id)
 	return found;
 }
 
-/* Parents come before their children; cgroup_mutex lets one in at a time. */
-static __always_inline void add_cgroup(struct cgroup *cgrp, u32 weight)
+/*
+ * Parents come before their children; cgroup_mutex lets one in at a time. Returns
+ * the slot.
+ */
+static __always_inline u32 add_cgroup(struct cgroup *cgrp, u32 weight)
 {
 	u64 id = BPF_CORE_READ(cgrp, kn, id);
 	struct cgroup *parent = NULL;
@@ -254,7 +271,7 @@ static __always_inline void add_cgroup(struct cgroup *cgrp, u32 weight)
 		slot = claim_slot(id);
 		if (slot == ROOT_SLOT) {
 			count_event(state_of(bpf_get_smp_processor_id()), EVENT_CGROUP_LUMPED, 1);
-			return;
+			return ROOT_SLOT;
 		}
 		parent = bpf_cgroup_ancestor(cgrp, cgrp->level - 1);
 	}
@@ -272,6 +289,7 @@ static __always_inline void add_cgroup(struct cgroup *cgrp, u32 weight)
 	if (slot >= nr_cgroup_slots)
 		WRITE_ONCE(nr_cgroup_slots, slot + 1);
 	bpf_map_update_elem(&cgroup_slots, &id, &slot, BPF_ANY);
+	return slot;
 }
 
 /* The rows stay: a task that is about to end may still leave its weight's place. */

@@ -81,6 +81,9 @@ enum magpie_event {
 	EVENT_SHARE_UPDATE, /* shares of all cgroups calculated */
 	EVENT_SHARE_NS, /* time spent on that, ns */
 	EVENT_CGROUP_LUMPED, /* cgroup beyond MAX_CGROUPS, taken for the root */
+	EVENT_THROTTLE, /* cgroup used up its budget (cpu.max) */
+	EVENT_THROTTLE_NS, /* time for which cgroups were throttled, ns */
+	EVENT_PARK, /* task of a throttled cgroup parked */
 	NR_EVENTS,
 };
 

@@ -9,6 +9,7 @@
  *   intf.h            limits, events, topology: shared with user space
  *   state.bpf.h       what is known of each CPU and task, and who writes it
  *   cgroup.bpf.h   0  containers keep their share
+ *   bandwidth.bpf.h 0 and keep within their limit
  *   queue.bpf.h    0  a fair queue for each CPU
  *   steal.bpf.h    1  an idle CPU takes waiting work at once
  *   wakeup.bpf.h   2  where a woken task runs
@@ -17,6 +18,7 @@
  *   idle_map.bpf.h 4b which CPUs are idle
  *   push.bpf.h     4c a task that must wait again finds an idle CPU
  *   preferred.bpf.h 5 use only as many CPUs as the host gives
+ *   parking.bpf.h  0  where tasks beyond a limit wait
  *   portable/         their arithmetic, also compiled and tested natively
  *
  * The way of a task:
@@ -34,6 +36,7 @@ char _license[] SEC("license") = "GPL";
 UEI_DEFINE(uei);
 
 #include "portable/average.h"
+#include "portable/bandwidth.h"
 #include "portable/governor.h"
 #include "portable/idle_map.h"
 #include "portable/llc_order.h"
@@ -44,6 +47,7 @@ UEI_DEFINE(uei);
 #include "state.bpf.h"
 #include "cgroup.bpf.h"
 #include "idle_map.bpf.h"
+#include "bandwidth.bpf.h"
 #include "queue.bpf.h"
 #include "preferred.bpf.h"
 #include "idle.bpf.h"
@@ -51,6 +55,7 @@ UEI_DEFINE(uei);
 #include "balance.bpf.h"
 #include "wakeup.bpf.h"
 #include "push.bpf.h"
+#include "parking.bpf.h"
 
 s32 BPF_STRUCT_OPS(magpie_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake_flags)
 {
@@ -66,6 +71,9 @@ void BPF_STRUCT_OPS(magpie_enqueue, struct task_struct *p, u64 enq_flags)
 		scx_bpf_error("no state for %s[%d]", p->comm, p->pid);
 		return;
 	}
+
+	if (park_task(p, ts, enq_flags))
+		return;
 
 	if (is_restricted()) {
 		s32 other = redirect(p, cpu);
@@ -99,6 +107,11 @@ void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 
 	if (stayer) {
 		charge(prev, stayer);
+		if (is_throttled(prev, stayer))
+			stayer = NULL;
+	}
+
+	if (stayer) {
 		if (steal_enabled && pull_when_unbalanced(cpu, stayer->vruntime))
 			return;
 
@@ -155,6 +168,7 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 	idle_policy_begins(state, cpu, p);
 	if (preferred_enabled)
 		note_running(state);
+	stop_if_throttled(p, ts, cpu);
 }
 
 void BPF_STRUCT_OPS(magpie_stopping, struct task_struct *p, bool runnable)
@@ -192,8 +206,10 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 	struct cpu_state *state = state_of(cpu);
 	struct task_state *ts = task_state(p);
 
-	if (ts)
+	if (ts) {
 		publish_clock(state, ts, cpu);
+		end_if_throttled(p, ts);
+	}
 	idle_is_over(state, cpu);
 	update_shares_when_due();
 	if (preferred_enabled) {
@@ -261,7 +277,7 @@ s32 BPF_STRUCT_OPS(magpie_init_task, struct task_struct *p, struct scx_init_task
 
 	ts->cpu = -1;
 	ts->recent = NO_CPU;
-	ts->cgroup = cpu_weight_enabled ? slot_of(args->cgroup) : 0;
+	ts->cgroup = cpu_weight_enabled || cpu_max_enabled ? slot_of(args->cgroup) : ROOT_SLOT;
 	set_task_weight(ts, NICE_0_WEIGHT);
 	return 0;
 }
@@ -289,13 +305,32 @@ void BPF_STRUCT_OPS(magpie_disable, struct task_struct *p)
 s32 BPF_STRUCT_OPS_SLEEPABLE(magpie_cgroup_init, struct cgroup *cgrp,
 			     struct scx_cgroup_init_args *args)
 {
-	add_cgroup(cgrp, args->weight);
+	u32 slot = add_cgroup(cgrp, args->weight);
+	int err;
+
+	if (!cpu_max_enabled || slot == ROOT_SLOT)
+		return 0;
+
+	err = open_parking(slot);
+	if (err)
+		return err;
+
+	link_limits(slot);
+	set_limit(slot, args->bw_period_us, args->bw_quota_us, args->bw_burst_us);
 	return 0;
 }
 
 void BPF_STRUCT_OPS_SLEEPABLE(magpie_cgroup_exit, struct cgroup *cgrp)
 {
+	if (cpu_max_enabled)
+		set_limit(slot_of(cgrp), 0, NO_LIMIT, 0);
 	remove_cgroup(cgrp);
+}
+
+void BPF_STRUCT_OPS(magpie_cgroup_set_bandwidth, struct cgroup *cgrp, u64 period_us, u64 quota_us,
+		    u64 burst_us)
+{
+	set_limit(slot_of(cgrp), period_us, quota_us, burst_us);
 }
 
 void BPF_STRUCT_OPS(magpie_cgroup_set_weight, struct cgroup *cgrp, u32 weight)
@@ -436,6 +471,7 @@ SCX_OPS_DEFINE(magpie_ops,
 	       .cgroup_exit = (void *)magpie_cgroup_exit,
 	       .cgroup_move = (void *)magpie_cgroup_move,
 	       .cgroup_set_weight = (void *)magpie_cgroup_set_weight,
+	       .cgroup_set_bandwidth = (void *)magpie_cgroup_set_bandwidth,
 	       .cgroup_set_idle = (void *)magpie_cgroup_set_idle,
 	       .cpu_release = (void *)magpie_cpu_release,
 	       .cpu_online = (void *)magpie_cpu_online,

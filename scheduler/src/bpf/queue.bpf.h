@@ -188,6 +188,7 @@ static __always_inline void charge(struct task_struct *p, struct task_state *ts)
 	ts->vruntime += virtual_time(used, ts->rate);
 	ts->burst += used;
 	ts->charged = sum;
+	charge_cgroups(ts, used);
 }
 
 static __always_inline void advance_clock(struct cpu_state *state, const struct task_state *ts)

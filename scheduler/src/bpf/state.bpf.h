@@ -146,6 +146,7 @@ struct task_state {
 	u32 weight; /* of its nice value */
 	u32 counted; /* weight with which its cgroup counts it as active, or 0 */
 	u32 cgroup; /* its slot in cgroup_states[] */
+	u64 parked_at; /* first time since it last ran, or 0: see bandwidth.bpf.h */
 	s32 cpu; /* whose clock vruntime is on, -1 before the first run */
 	u32 recent; /* where it ran before its previous CPU, or NO_CPU */
 	bool yielded; /* gave up its turn: do not keep it running */

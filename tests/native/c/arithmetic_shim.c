@@ -4,6 +4,7 @@
  * call.
  */
 #include "average.h"
+#include "bandwidth.h"
 #include "shares.h"
 #include "weight.h"
 
@@ -72,4 +73,17 @@ u64 magpie_cgroup_factor(u64 active, u64 share, u64 all_active, u64 all_share)
 u64 magpie_scale_rate(u64 rate, u64 factor)
 {
 	return scale_rate(rate, factor);
+}
+
+u64 magpie_periods_over(u64 now, u64 end, u64 period);
+s64 magpie_budget_to_add(s64 budget, u64 periods, u64 quota, u64 burst);
+
+u64 magpie_periods_over(u64 now, u64 end, u64 period)
+{
+	return periods_over(now, end, period);
+}
+
+s64 magpie_budget_to_add(s64 budget, u64 periods, u64 quota, u64 burst)
+{
+	return budget_to_add(budget, periods, quota, burst);
 }

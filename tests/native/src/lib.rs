@@ -8,6 +8,7 @@
 //! - [`sparsemask`]: the bitmap over cache lines, in every layout that is measured
 //! - [`arithmetic`]: averages, weights, virtual time
 //! - [`shares`]: the shares of cgroups
+//! - [`bandwidth`]: the limits of cgroups
 //! - [`governor`]: how many cores a guest should use
 //! - [`placement`]: where a woken task runs, and which CPUs are idle
 //! - [`contention`]: the benchmark behind `docs/sparsemask.md`
@@ -16,6 +17,7 @@
 //! and `c/stress.c` under the sanitizers for threads, memory and undefined behaviour.
 
 pub mod arithmetic;
+pub mod bandwidth;
 pub mod contention;
 pub mod governor;
 pub mod placement;
