@@ -167,3 +167,14 @@ pub fn grown(before: &Value, after: &Value, counter: &str) -> Result<u64> {
     };
     Ok(read(after)? - read(before)?)
 }
+
+/// CPU time that cgroups have used, in ms, from what a script prints of their `cpu.stat`.
+pub fn usage_ms(text: &str) -> Result<Vec<f64>> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix("usage_usec "))
+        .map(|digits| {
+            let us: f64 = digits.parse().with_context(|| format!("in {text}"))?;
+            Ok(us / 1000.0)
+        })
+        .collect()
+}

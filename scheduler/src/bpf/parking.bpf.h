@@ -13,14 +13,16 @@
  *   of the next period
  *
  * The kernel puts a task into the parking place only after ops.enqueue() returned,
- * so a task can miss the release that it should have been in. The timer looks
- * twice more: a moment later, and after another period.
+ * so a task can miss the release that it should have been in, by much if the host
+ * holds the vCPU back just then. The timer looks again: a moment later, after another
+ * period, and long after.
  */
 #ifndef __MAGPIE_PARKING_BPF_H
 #define __MAGPIE_PARKING_BPF_H
 
-#define LOOKS_AFTER_RELEASE 2
+#define LOOKS_AFTER_RELEASE 3
 #define FIRST_LOOK_NS 1000000
+#define LAST_LOOK_NS LONGEST_PARKING_NS
 
 /* Instead of queueing it: whether the task is parked. */
 static __always_inline bool park_task(struct task_struct *p, struct task_state *ts, u64 enq_flags)
@@ -133,6 +135,14 @@ static __always_inline void release_parked(u32 slot, bool all, u64 now)
 	kick_searchers(state->nr_released);
 }
 
+static __always_inline u64 next_look(const struct cgroup_state *state)
+{
+	if (state->looks == LOOKS_AFTER_RELEASE - 1)
+		return FIRST_LOOK_NS;
+
+	return state->looks ? state->period : LAST_LOOK_NS;
+}
+
 static int end_bandwidth_period(void *map, u32 *key, struct bandwidth_timer *timer)
 {
 	u32 slot = *key;
@@ -160,7 +170,7 @@ static int end_bandwidth_period(void *map, u32 *key, struct bandwidth_timer *tim
 		bpf_timer_start(&timer->timer, left > 0 ? left : 0, 0);
 	} else if (state->looks) {
 		state->looks--;
-		bpf_timer_start(&timer->timer, state->looks ? FIRST_LOOK_NS : state->period, 0);
+		bpf_timer_start(&timer->timer, next_look(state), 0);
 	}
 
 	return 0;

@@ -1,0 +1,114 @@
+//! Mechanism 0, continued: nothing that waits for a limit (`cpu.max`) is left behind: tasks that wait for
+//! longer than the kernel's watchdog allows, that were killed, that leave the cgroup or may run elsewhere
+//! from now on, whose limit is lifted, whose CPU goes offline, or whose scheduler ends.
+
+use anyhow::{Result, ensure};
+use magpie_lab::Guest;
+use magpie_tests::scheduler::{boot_for_magpie, set_online, shell, under, usage_ms};
+
+const MAGPIE: &str = "scx_magpie";
+
+/// How often many throttled tasks are killed. When a thread that had begun to end could still be
+/// throttled, eight of sixty kills left some behind for half a second.
+const KILLS: u32 = 15;
+
+/// With a hundredth of a CPU for a hundred tasks, each waits for longer than the kernel's watchdog
+/// allows.
+#[test]
+fn a_small_limit_for_many_tasks_strands_none() -> Result<()> {
+    const LONG: &str = "cd /sys/fs/cgroup; mkdir t; echo 1000 100000 > t/cpu.max\n\
+        (echo 0 > t/cgroup.procs; exec magpie-load hogs --count 100 --seconds 60) >/dev/null 2>&1 &\n\
+        sleep 36; grep ^usage_usec t/cpu.stat; echo 1 > t/cgroup.kill; sleep 1; rmdir t";
+    let kills = format!(
+        "cd /sys/fs/cgroup; i=0; while [ $i -lt {KILLS} ]; do i=$((i + 1))\n\
+         mkdir k; echo 10000 100000 > k/cpu.max\n\
+         (echo 0 > k/cgroup.procs; exec magpie-load hogs --count 100 --seconds 60) >/dev/null 2>&1 &\n\
+         sleep 0.8; echo 1 > k/cgroup.kill; n=0\n\
+         while ! rmdir k 2>/dev/null && [ $n -lt 100 ]; do n=$((n + 1)); sleep 0.05; done; echo $n\n\
+         done"
+    );
+    let mut guest = boot_for_magpie("vt4", |_| {})?;
+    under(&mut guest, MAGPIE, |guest| {
+        let used = usage_ms(&shell(guest, LONG)?)?;
+        println!("a hundred tasks, 1 %, within 36 s: {used:.0?} ms");
+        let looks: Vec<u32> = shell(guest, &kills)?
+            .lines()
+            .map(str::parse)
+            .collect::<Result<_, _>>()?;
+        println!("50 ms until a killed cgroup was empty: {looks:?}");
+        // A killed task waits for the end of a period of 100 ms, and then for its like.
+        ensure!(looks.iter().all(|looks| *looks <= 6), "{looks:?}");
+        Ok(())
+    })?;
+    guest.into_guest().shutdown()
+}
+
+/// CPU time of 8 hogs in a cgroup with a thousandth of a CPU in the second before and the half
+/// after `change`, in ms.
+fn run_with_change(guest: &mut Guest, change: &str) -> Result<(f64, f64)> {
+    let script = format!(
+        "cd /sys/fs/cgroup; mkdir -p u v; echo 1000 1000000 > u/cpu.max\n\
+         (echo 0 > u/cgroup.procs; exec magpie-load hogs --count 8 --seconds 60) >/dev/null 2>&1 &\n\
+         sleep 2; all() {{ cat u/cpu.stat v/cpu.stat | grep ^usage_usec; }}\n\
+         all; sleep 1; all; {change}\nall; sleep 0.5; all\n\
+         echo 1 > u/cgroup.kill; echo 1 > v/cgroup.kill; sleep 1.5; rmdir u v"
+    );
+    let usage = usage_ms(&shell(guest, &script)?)?;
+    ensure!(usage.len() == 8, "{usage:?}");
+    let used = |at: usize| usage[at + 2] + usage[at + 3] - usage[at] - usage[at + 1];
+    let (before, after) = (used(0), used(4));
+    println!("{change}: {before:.0} ms of CPU time, then {after:.0}");
+    Ok((before, after))
+}
+
+#[test]
+fn throttled_tasks_follow_every_change() -> Result<()> {
+    let mut guest = boot_for_magpie("vt4", |_| {})?;
+    under(&mut guest, MAGPIE, |guest| {
+        for change in [
+            "echo max > u/cpu.max",
+            "echo 4000000 1000000 > u/cpu.max",
+            "for p in $(cat u/cgroup.procs); do echo $p > v/cgroup.procs; done",
+        ] {
+            let (before, after) = run_with_change(guest, change)?;
+            ensure!(before < 300.0 && after > 1000.0, "{change}");
+        }
+        for change in [
+            "for p in $(cat u/cgroup.procs); do taskset -ap 2 $p; done > /dev/null",
+            "echo 10 > u/cpu.weight",
+        ] {
+            let (before, after) = run_with_change(guest, change)?;
+            ensure!(before < 300.0 && after < 300.0, "{change}");
+        }
+
+        // The kernel waits until nothing is left on a CPU that goes offline.
+        shell(
+            guest,
+            "cd /sys/fs/cgroup; mkdir w; echo 1000 1000000 > w/cpu.max\n\
+             (echo 0 > w/cgroup.procs; exec magpie-load hogs --count 16 --seconds 60) >/dev/null 2>&1 &\n\
+             sleep 2",
+        )?;
+        for cpu in [1, 2, 3] {
+            set_online(guest, cpu, false)?;
+        }
+        for cpu in [1, 2, 3] {
+            set_online(guest, cpu, true)?;
+        }
+        let removed = "cd /sys/fs/cgroup; sleep 1; echo 1 > w/cgroup.kill; sleep 2; rmdir w";
+        shell(guest, removed).map(|_| ())
+    })?;
+
+    // It ends with tasks throttled: they are the kernel's again.
+    shell(
+        &mut guest,
+        "cd /sys/fs/cgroup; mkdir x; echo 1000 1000000 > x/cpu.max\n\
+         (echo 0 > x/cgroup.procs; exec magpie-load hogs --count 16 --seconds 60) >/dev/null 2>&1 &",
+    )?;
+    under(&mut guest, MAGPIE, |guest| {
+        shell(guest, "sleep 2").map(|_| ())
+    })?;
+    let removed =
+        "cd /sys/fs/cgroup; echo max > x/cpu.max; echo 1 > x/cgroup.kill; sleep 2; rmdir x";
+    shell(&mut guest, removed)?;
+    guest.into_guest().shutdown()
+}
