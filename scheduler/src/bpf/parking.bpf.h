@@ -44,21 +44,21 @@ static __always_inline bool park_task(struct task_struct *p, struct task_state *
 	return true;
 }
 
-/* At a tick, which charges it: its slice may be long. Whether it is over. */
-static __always_inline bool end_if_throttled(struct task_struct *p, struct task_state *ts)
+/* At a tick, which charges it: its slice may be long. */
+static __always_inline void end_if_throttled(struct task_struct *p, struct task_state *ts)
 {
 	if (!cpu_max_enabled || !READ_ONCE(nr_cgroups.limited))
-		return false;
+		return;
 
 	charge(p, ts);
-	if (!is_throttled(p, ts))
-		return false;
-
-	scx_bpf_task_set_slice(p, 0);
-	return true;
+	if (is_throttled(p, ts))
+		scx_bpf_task_set_slice(p, 0);
 }
 
-/* Where it was, but no further ahead than after a sleep. */
+/*
+ * Where it was, but not ahead of the clock: to wait for a limit earns no credit. With it
+ * all tasks of the cgroup were before their neighbours as each period began.
+ */
 static __always_inline void join_after_parking(struct task_state *ts, s32 cpu)
 {
 	if (ts->cpu < 0) {
@@ -66,8 +66,8 @@ static __always_inline void join_after_parking(struct task_state *ts, s32 cpu)
 		return;
 	}
 
-	ts->vruntime = clock_of(cpu) + bounded((s64)(ts->vruntime - clock_of(ts->cpu)), -CREDIT_NS,
-					       LARGEST_DEBT_NS);
+	ts->vruntime = clock_of(cpu) +
+		       bounded((s64)(ts->vruntime - clock_of(ts->cpu)), 0, LARGEST_DEBT_NS);
 	ts->cpu = cpu;
 }
 
