@@ -166,9 +166,10 @@ impl Metrics {
         if self.throttle > 0 || self.park > 0 {
             writeln!(
                 output,
-                "  Cgroups reached their limit {} times, {} s in all; {} tasks had to wait for it.",
+                "  Cgroups reached their limit {} times, and were throttled for {} us each; {} tasks \
+                 had to wait for it.",
                 self.throttle,
-                self.throttle_ns / 1_000_000_000,
+                self.throttle_ns / 1000 / self.throttle.max(1),
                 self.park
             )?;
         }
@@ -403,6 +404,7 @@ mod tests {
             metrics.steal_ns,
             metrics.steal_found_ns,
             metrics.share_ns,
+            metrics.throttle_ns,
         ];
         for count in events.iter().filter(|count| !derived.contains(count)) {
             assert!(
