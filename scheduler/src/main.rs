@@ -13,6 +13,7 @@
 //! | `scheduler.rs` | the life of the BPF object |
 //! | `stats.rs` | what it did, as numbers and as sentences |
 //! | `cpus.rs` | what each CPU has learned about itself |
+//! | `cgroups.rs` | what each cgroup gets |
 //! | `preferred.rs` | preferred CPUs: words for them, and their status |
 //! | `preferred_bpf.rs` | their settings and status in the kernel |
 //! | `virtual_machine.rs` | whether there is a host that can be short of CPUs |
@@ -23,6 +24,7 @@
 
 mod bpf_intf;
 mod bpf_skel;
+mod cgroups;
 mod check;
 mod cpu_set;
 mod cpus;
@@ -109,6 +111,13 @@ fn act(action: Action) -> Result<()> {
         Action::Preferred { change, json } => tell_preferred(&change.into(), json),
         Action::Cpus { json } => {
             let status = stats::cpus()?;
+            match json {
+                true => write_json(&status, Path::new("-")),
+                false => Ok(status.tell(&mut io::stdout())?),
+            }
+        }
+        Action::Cgroups { json } => {
+            let status = stats::cgroups()?;
             match json {
                 true => write_json(&status, Path::new("-")),
                 false => Ok(status.tell(&mut io::stdout())?),

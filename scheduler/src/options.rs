@@ -253,6 +253,16 @@ pub enum Action {
         #[arg(long)]
         json: bool,
     },
+    /// Show what each cgroup gets: its share of the CPU time, its limit, how often it reached that
+    ///
+    /// Those that are active or limited; all of them with --json. A share is of the
+    /// CPU time that all active cgroups have together, and follows what is runnable
+    /// within about a tenth of a second.
+    Cgroups {
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
     /// Put interrupts and workqueues back where they were before a scx_magpie that was killed
     ///
     /// The next start does the same. Does nothing where there is nothing to restore.

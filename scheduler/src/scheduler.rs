@@ -23,6 +23,7 @@ use scx_utils::{uei_exited, uei_report};
 
 use crate::bpf_intf::magpie_limits_FAST_CAPACITY;
 use crate::bpf_skel::{BpfSkel, BpfSkelBuilder, OpenBpfSkel, types};
+use crate::cgroups::{CgroupStatus, CgroupsStatus};
 use crate::check;
 use crate::cpu_set::CpuSet;
 use crate::cpus::{CpuStatus, CpusStatus};
@@ -37,6 +38,9 @@ use crate::virtual_machine::is_virtual_machine;
 
 /// How soon a request to stop, or the kernel's decision to, is seen.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Where the kernel shows cgroups.
+const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// Where scx_stats serves. Left behind, it would let tools wait for nobody.
 const STATS_SOCKET: &str = "/var/run/scx/root/stats";
@@ -123,7 +127,7 @@ fn honour_cgroups(skel: &mut OpenBpfSkel) -> Result<()> {
         warn!("cpu.weight has no effect: this kernel has no CONFIG_EXT_GROUP_SCHED");
     }
     if max && !rodata.cpu_max_enabled {
-        let limited = limited_cgroups(Path::new("/sys/fs/cgroup"));
+        let limited = limited_cgroups(Path::new(CGROUPS));
         warn!(
             "cpu.max has no effect: this kernel does not tell sched_ext schedulers of it. Without \
              their limit are now: {}",
@@ -315,6 +319,7 @@ impl<'a> Scheduler<'a> {
                 Answer::Preferred(status.map_err(|error| format!("{error:#}")))
             }
             Request::Cpus => Answer::Cpus(self.cpus()),
+            Request::Cgroups => Answer::Cgroups(self.cgroups()),
         }
     }
 
@@ -377,7 +382,6 @@ impl<'a> Scheduler<'a> {
         self.followed = Some(now);
     }
 
-    /// The counters of all CPUs together, since the start.
     /// What the CPUs that can be used have learned.
     fn cpus(&self) -> CpusStatus {
         let Some(bss) = self.skel.maps.bss_data.as_ref() else {
@@ -397,6 +401,39 @@ impl<'a> Scheduler<'a> {
         CpusStatus { cpus }
     }
 
+    /// What the cgroups get, at the last update of shares.
+    fn cgroups(&self) -> CgroupsStatus {
+        let Some(bss) = self.skel.maps.bss_data.as_ref() else {
+            return CgroupsStatus::default();
+        };
+        // SAFETY: see metrics().
+        let read = |word: &u64| unsafe { ptr::read_volatile(word) };
+        let states = bss
+            .cgroup_states
+            .iter()
+            .map(|state| (read(&state.id), state));
+        let by_id = states
+            .filter(|(id, _)| *id != 0)
+            .map(|(id, state)| {
+                let is_active = state.own_activity > 0;
+                let status = CgroupStatus {
+                    share_percent: if is_active {
+                        read(&state.share) as f64
+                    } else {
+                        0.0
+                    },
+                    limit_percent: 100.0 * read(&state.quota) as f64
+                        / read(&state.period).max(1) as f64,
+                    throttled: read(&state.throttles),
+                    throttled_ns: read(&state.throttled_ns),
+                };
+                (id, status)
+            })
+            .collect();
+        CgroupsStatus::new(by_id, Path::new(CGROUPS))
+    }
+
+    /// The counters of all CPUs together, since the start.
     fn metrics(&self) -> Metrics {
         let mut sums = [0u64; NR_EVENTS];
         let Some(bss) = self.skel.maps.bss_data.as_ref() else {

@@ -2,11 +2,11 @@
 //!
 //! The BPF side counts events per CPU; [`Metrics`] has one field for each event,
 //! summed over the CPUs. They are served over scx_stats, the protocol of the
-//! other sched_ext schedulers, so scxtop and the usual tools read them. Four
+//! other sched_ext schedulers, so scxtop and the usual tools read them. Five
 //! things can be asked for: `top`, what happened since this client asked last;
 //! `totals`, what happened since the scheduler started; `preferred`, which CPUs
 //! are preferred, after a change if the request carries one; `cpus`, what each CPU
-//! has learned.
+//! has learned; `cgroups`, what each cgroup gets.
 //!
 //! A new event needs one line in [`metrics!`]; the build fails until it is there.
 
@@ -22,6 +22,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::bpf_intf;
+use crate::cgroups::{CgroupStatus, CgroupsStatus};
 use crate::cpus::{CpuStatus, CpusStatus};
 use crate::preferred::{Change, PreferredStatus};
 
@@ -194,6 +195,8 @@ pub enum Request {
     Preferred(Change),
     /// What each CPU has learned.
     Cpus,
+    /// What each cgroup gets.
+    Cgroups,
 }
 
 /// What that thread answers.
@@ -205,6 +208,8 @@ pub enum Answer {
     Preferred(Result<PreferredStatus, String>),
     /// To [`Request::Cpus`].
     Cpus(CpusStatus),
+    /// To [`Request::Cgroups`].
+    Cgroups(CgroupsStatus),
 }
 
 type Channels<'a> = (&'a Sender<Request>, &'a Receiver<Answer>);
@@ -225,6 +230,14 @@ fn ask_cpus((request, answer): Channels) -> Result<CpusStatus> {
     }
 }
 
+fn ask_cgroups((request, answer): Channels) -> Result<CgroupsStatus> {
+    request.send(Request::Cgroups)?;
+    match answer.recv()? {
+        Answer::Cgroups(status) => Ok(status),
+        other => bail!("asked for what cgroups get, got {other:?}"),
+    }
+}
+
 fn ask_preferred(
     arguments: &BTreeMap<String, String>,
     (request, answer): Channels,
@@ -242,7 +255,7 @@ fn refuse(reason: String) -> anyhow::Error {
     anyhow::anyhow!("{REFUSAL}{reason}{REFUSAL}")
 }
 
-/// What the server offers: `top`, `totals`, `preferred` and `cpus`.
+/// What the server offers: `top`, `totals`, `preferred`, `cpus` and `cgroups`.
 pub fn server_data() -> StatsServerData<Request, Answer> {
     let open_top: Box<dyn StatsOpener<Request, Answer>> = Box::new(|channels| {
         let mut earlier = ask_totals(channels)?;
@@ -260,12 +273,16 @@ pub fn server_data() -> StatsServerData<Request, Answer> {
         Box::new(|arguments, channels| ask_preferred(arguments, channels)?.to_json());
     let read_cpus: Box<dyn StatsReaderSend<Request, Answer>> =
         Box::new(|_, channels| ask_cpus(channels)?.to_json());
+    let read_cgroups: Box<dyn StatsReaderSend<Request, Answer>> =
+        Box::new(|_, channels| ask_cgroups(channels)?.to_json());
 
     StatsServerData::new()
         .add_meta(Metrics::meta())
         .add_meta(PreferredStatus::meta())
         .add_meta(CpuStatus::meta())
         .add_meta(CpusStatus::meta())
+        .add_meta(CgroupStatus::meta())
+        .add_meta(CgroupsStatus::meta())
         .add_ops(
             "top",
             StatsOps {
@@ -276,6 +293,7 @@ pub fn server_data() -> StatsServerData<Request, Answer> {
         .add_stats("totals", read_totals)
         .add_stats("preferred", read_preferred)
         .add_stats("cpus", read_cpus)
+        .add_stats("cgroups", read_cgroups)
 }
 
 /// Explains everything that can be asked for.
@@ -283,7 +301,8 @@ pub fn server_data() -> StatsServerData<Request, Answer> {
 /// # Errors
 /// When the output cannot be written.
 pub fn explain<W: Write>(output: &mut W) -> Result<()> {
-    server_data().describe_meta(output, Some(&["Metrics", "PreferredStatus", "CpusStatus"]))
+    let shown = ["Metrics", "PreferredStatus", "CpusStatus", "CgroupsStatus"];
+    server_data().describe_meta(output, Some(&shown))
 }
 
 /// Prints what the running scheduler does, for as long as `interval` repeats and
@@ -323,6 +342,14 @@ pub fn preferred(change: &Change) -> Result<PreferredStatus> {
 /// When no scx_magpie runs, or it does not answer in time.
 pub fn cpus() -> Result<CpusStatus> {
     ask_running("cpus", Vec::new())
+}
+
+/// What each cgroup gets from the running scheduler.
+///
+/// # Errors
+/// When no scx_magpie runs, or it does not answer in time.
+pub fn cgroups() -> Result<CgroupsStatus> {
+    ask_running("cgroups", Vec::new())
 }
 
 fn ask_running<T: DeserializeOwned>(
@@ -431,6 +458,8 @@ mod tests {
             serde_json::to_value(PreferredStatus::default()),
             serde_json::to_value(CpuStatus::default()),
             serde_json::to_value(CpusStatus::default()),
+            serde_json::to_value(CgroupStatus::default()),
+            serde_json::to_value(CgroupsStatus::default()),
         ]
         .map(|status| status.unwrap().as_object().unwrap().len())
         .iter()
@@ -461,6 +490,7 @@ mod tests {
                     }
                     Request::Preferred(change) => Answer::Preferred(Err(format!("{change:?}"))),
                     Request::Cpus => Answer::Cpus(CpusStatus::default()),
+                    Request::Cgroups => Answer::Cgroups(CgroupsStatus::default()),
                 };
                 if answer.send(said).is_err() {
                     break;

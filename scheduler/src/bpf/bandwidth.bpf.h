@@ -161,6 +161,7 @@ static __always_inline void throttle(u32 slot, struct cgroup_state *state, u64 n
 		unthrottle(state);
 		return;
 	}
+	state->throttles++;
 	count_event(state_of(bpf_get_smp_processor_id()), EVENT_THROTTLE, 1);
 }
 

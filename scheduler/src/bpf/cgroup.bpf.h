@@ -79,6 +79,7 @@ struct cgroup_state {
 	u64 period, burst; /* ns */
 	u64 period_end;
 	u64 throttled_at; /* valid while it is throttled */
+	u64 throttles, throttled_ns; /* how often it was, for how long: for people */
 	s64 budget; /* what it may still use, or its debt; written by all CPUs */
 } __attribute__((aligned(64)));
 
@@ -282,6 +283,7 @@ static __always_inline u32 add_cgroup(struct cgroup *cgrp, u32 weight)
 	state->idle = false;
 	state->activity = state->own_activity = 0;
 	state->active = 0;
+	state->throttles = state->throttled_ns = 0;
 	state->factor = FACTOR_ONE;
 	if (parent)
 		bpf_cgroup_release(parent);

@@ -155,6 +155,7 @@ static int end_bandwidth_period(void *map, u32 *key, struct bandwidth_timer *tim
 	is_over = !state->quota || READ_ONCE(state->budget) > 0;
 
 	if (is_over && unthrottle(state)) {
+		state->throttled_ns += now - state->throttled_at;
 		count_event(state_of(bpf_get_smp_processor_id()), EVENT_THROTTLE_NS,
 			    now - state->throttled_at);
 		state->looks = LOOKS_AFTER_RELEASE;

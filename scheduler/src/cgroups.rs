@@ -1,0 +1,178 @@
+//! What each cgroup gets: its share of the CPU time, its limit, how often it reached that.
+//!
+//! The BPF side knows cgroups by the kernel's ids. An id is the inode number of the cgroup's folder,
+//! so the names come from a walk through the file system when somebody asks.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use scx_stats_derive::{Stats, stat_doc};
+use serde::{Deserialize, Serialize};
+
+/// One cgroup.
+#[stat_doc]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, Stats)]
+#[stat(desc = "What a cgroup gets")]
+pub struct CgroupStatus {
+    #[stat(
+        desc = "What its own tasks get of the CPU time that all active cgroups share, in percent; 0: not active"
+    )]
+    pub share_percent: f64,
+    #[stat(desc = "Limit (cpu.max) in percent of one CPU; 0: none")]
+    pub limit_percent: f64,
+    #[stat(desc = "How often it used up its limit since the scheduler started")]
+    pub throttled: u64,
+    #[stat(desc = "For how long its tasks had to wait then, in nanoseconds")]
+    pub throttled_ns: u64,
+}
+
+impl CgroupStatus {
+    fn is_worth_a_line(&self) -> bool {
+        self.share_percent > 0.0 || self.limit_percent > 0.0 || self.throttled > 0
+    }
+}
+
+/// All cgroups that the scheduler tells apart.
+#[stat_doc]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, Stats)]
+#[stat(desc = "What cgroups get; ask for the target \"cgroups\"")]
+pub struct CgroupsStatus {
+    #[stat(desc = "By path")]
+    pub cgroups: BTreeMap<String, CgroupStatus>,
+}
+
+impl CgroupsStatus {
+    /// From statuses by the kernel's id, and the shares on any one scale in `share_percent`.
+    pub fn new(mut by_id: Vec<(u64, CgroupStatus)>, folder: &Path) -> CgroupsStatus {
+        let all: f64 = by_id.iter().map(|(_, status)| status.share_percent).sum();
+        for (_, status) in &mut by_id {
+            status.share_percent *= if all > 0.0 { 100.0 / all } else { 0.0 };
+        }
+        let mut names = HashMap::new();
+        name_cgroups(folder, "/", &mut names);
+        let name = |id| match names.get(&id) {
+            Some(name) => name.clone(),
+            None => format!("id {id}"),
+        };
+        CgroupsStatus {
+            cgroups: by_id
+                .into_iter()
+                .map(|(id, status)| (name(id), status))
+                .collect(),
+        }
+    }
+
+    /// Writes those that are active or limited as a table.
+    ///
+    /// # Errors
+    /// When the output cannot be written.
+    pub fn tell<W: Write>(&self, output: &mut W) -> io::Result<()> {
+        writeln!(
+            output,
+            "   share     limit  throttled      for  cgroup (in % of what is shared, of a CPU)"
+        )?;
+        for (name, status) in self.cgroups.iter().filter(|(_, s)| s.is_worth_a_line()) {
+            let limit = match status.limit_percent {
+                0.0 => "none".into(),
+                percent => format!("{percent:.1} %"),
+            };
+            writeln!(
+                output,
+                "{:>6.1} % {limit:>9} {:>8} x {:>6.1} s  {name}",
+                status.share_percent,
+                status.throttled,
+                status.throttled_ns as f64 / 1e9
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Notes the name of each cgroup below `folder` by its id. One that goes meanwhile has none.
+fn name_cgroups(folder: &Path, name: &str, names: &mut HashMap<u64, String>) {
+    let Ok(own) = fs::metadata(folder) else {
+        return;
+    };
+    names.insert(own.ino(), name.to_string());
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        // Another hierarchy below, as that of cgroup v1, has numbers of its own.
+        let is_of_this = |inner: fs::Metadata| inner.is_dir() && inner.dev() == own.dev();
+        if entry.metadata().is_ok_and(is_of_this) {
+            let inner = format!(
+                "{}/{}",
+                name.trim_end_matches('/'),
+                entry.file_name().display()
+            );
+            name_cgroups(&entry.path(), &inner, names);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(share_percent: f64, limit_percent: f64) -> CgroupStatus {
+        CgroupStatus {
+            share_percent,
+            limit_percent,
+            ..CgroupStatus::default()
+        }
+    }
+
+    #[test]
+    fn cgroups_have_the_names_of_their_folders_and_shares_of_the_whole() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("a/b")).unwrap();
+        let id = |path: &str| fs::metadata(root.path().join(path)).unwrap().ino();
+        let by_id = vec![
+            (id(""), status(0.0, 0.0)),
+            (id("a"), status(3.0, 0.0)),
+            (id("a/b"), status(9.0, 50.0)),
+            (1, status(0.0, 0.0)),
+        ];
+        let found = CgroupsStatus::new(by_id, root.path()).cgroups;
+        let names: Vec<_> = found.keys().map(String::as_str).collect();
+        assert_eq!(names, ["/", "/a", "/a/b", "id 1"]);
+        assert_eq!(found["/a"], status(25.0, 0.0));
+        assert_eq!(found["/a/b"], status(75.0, 50.0));
+    }
+
+    #[test]
+    fn the_table_has_those_that_are_active_or_limited() {
+        let throttled = CgroupStatus {
+            throttled: 7,
+            throttled_ns: 1_500_000_000,
+            ..status(0.0, 20.0)
+        };
+        let cgroups = [
+            ("/idle", status(0.0, 0.0)),
+            ("/busy", status(62.5, 0.0)),
+            ("/limited", throttled),
+        ];
+        let cgroups = cgroups.map(|(name, status)| (name.to_string(), status));
+        let mut text = Vec::new();
+        CgroupsStatus {
+            cgroups: cgroups.into(),
+        }
+        .tell(&mut text)
+        .unwrap();
+        let text = String::from_utf8(text).unwrap();
+        let words = |line: usize| {
+            let line = text.lines().nth(line).unwrap();
+            line.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(text.lines().count(), 3, "{text}");
+        assert_eq!(words(1), "62.5 % none 0 x 0.0 s /busy");
+        assert_eq!(words(2), "0.0 % 20.0 % 7 x 1.5 s /limited");
+    }
+
+    #[test]
+    fn nothing_active_is_no_division_by_nothing() {
+        let found = CgroupsStatus::new(vec![(1, status(0.0, 0.0))], Path::new("/none"));
+        assert_eq!(found.cgroups["id 1"], status(0.0, 0.0));
+    }
+}
