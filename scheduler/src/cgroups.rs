@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 #[stat(desc = "What a cgroup gets")]
 pub struct CgroupStatus {
     #[stat(
-        desc = "What its own tasks get of the CPU time that all active cgroups share, in percent; 0: not active"
+        desc = "What its own tasks get of the CPU time that is used, by weight and by how often they are active, in percent"
     )]
     pub share_percent: f64,
     #[stat(desc = "Limit (cpu.max) in percent of one CPU; 0: none")]
@@ -72,7 +72,7 @@ impl CgroupsStatus {
     pub fn tell<W: Write>(&self, output: &mut W) -> io::Result<()> {
         writeln!(
             output,
-            "   share     limit  throttled      for  cgroup (in % of what is shared, of a CPU)"
+            "   share     limit  throttled      for  cgroup (in % of what is used, of a CPU)"
         )?;
         for (name, status) in self.cgroups.iter().filter(|(_, s)| s.is_worth_a_line()) {
             let limit = match status.limit_percent {

@@ -1,4 +1,5 @@
-//! What each CPU has learned about itself: how long it idles, what its searches for work cost.
+//! What each CPU has learned about itself: how long it idles, what its searches for work cost; and how
+//! often it looked at other LLCs for its own.
 //!
 //! The gate of stealing compares the two. `scx_magpie cpus` shows them, so that one can see why a CPU
 //! does or does not look beyond its last-level cache.
@@ -31,11 +32,13 @@ pub struct CpuStatus {
     pub search_node_ns: u64,
     #[stat(desc = "In other nodes")]
     pub search_remote_ns: u64,
+    #[stat(desc = "Looks at other LLCs that it made for its own while it was busy")]
+    pub turns: u64,
 }
 
 impl CpuStatus {
     /// From what the BPF side keeps.
-    pub fn new(avg_idle_ns: u64, search_ns: [u64; NR_DISTANCES]) -> CpuStatus {
+    pub fn new(avg_idle_ns: u64, search_ns: [u64; NR_DISTANCES], turns: u64) -> CpuStatus {
         let [
             search_sibling_ns,
             search_llc_ns,
@@ -48,6 +51,7 @@ impl CpuStatus {
             search_llc_ns,
             search_node_ns,
             search_remote_ns,
+            turns,
         }
     }
 }
@@ -69,17 +73,18 @@ impl CpusStatus {
     pub fn tell<W: Write>(&self, output: &mut W) -> io::Result<()> {
         writeln!(
             output,
-            "average in ns     idle    search: sibling      LLC     node   remote"
+            "average in ns     idle    search: sibling      LLC     node   remote    turns"
         )?;
         for (number, cpu) in &self.cpus {
             writeln!(
                 output,
-                "CPU {number:<6} {:>11} {:>18} {:>8} {:>8} {:>8}",
+                "CPU {number:<6} {:>11} {:>18} {:>8} {:>8} {:>8} {:>8}",
                 cpu.avg_idle_ns,
                 cpu.search_sibling_ns,
                 cpu.search_llc_ns,
                 cpu.search_node_ns,
-                cpu.search_remote_ns
+                cpu.search_remote_ns,
+                cpu.turns
             )?;
         }
         Ok(())
@@ -93,7 +98,7 @@ mod tests {
     #[test]
     fn the_table_has_a_line_for_each_cpu_in_columns() {
         let status = CpusStatus {
-            cpus: [(3, CpuStatus::new(700_000, [1, 22, 333, 4_444]))].into(),
+            cpus: [(3, CpuStatus::new(700_000, [1, 22, 333, 4_444], 55_555))].into(),
         };
         let mut text = Vec::new();
         status.tell(&mut text).unwrap();
@@ -102,6 +107,9 @@ mod tests {
         assert_eq!(lines.len(), 2, "{text}");
         assert_eq!(lines[0].len(), lines[1].len(), "{text}");
         let words: Vec<&str> = lines[1].split_whitespace().collect();
-        assert_eq!(words, ["CPU", "3", "700000", "1", "22", "333", "4444"]);
+        assert_eq!(
+            words,
+            ["CPU", "3", "700000", "1", "22", "333", "4444", "55555"]
+        );
     }
 }

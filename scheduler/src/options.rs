@@ -255,9 +255,9 @@ pub enum Action {
     },
     /// Show what each cgroup gets: its share of the CPU time, its limit, how often it reached that
     ///
-    /// Those that are active or limited; all of them with --json. A share is of the
-    /// CPU time that all active cgroups have together, and follows what is runnable
-    /// within about a tenth of a second.
+    /// Those that are active or limited; all of them with --json. A share is of the CPU
+    /// time that is used, by weight and by how often the cgroup is active, and follows
+    /// both within about a tenth of a second.
     Cgroups {
         /// Print one JSON object
         #[arg(long)]

@@ -21,6 +21,7 @@ use scx_stats::prelude::*;
 use scx_utils::{UserExitInfo, compat, scx_ops_attach, scx_ops_load, scx_ops_open};
 use scx_utils::{uei_exited, uei_report};
 
+use crate::bpf_intf;
 use crate::bpf_intf::magpie_limits_FAST_CAPACITY;
 use crate::bpf_skel::{BpfSkel, BpfSkelBuilder, OpenBpfSkel, types};
 use crate::cgroups::{CgroupStatus, CgroupsStatus};
@@ -393,8 +394,11 @@ impl<'a> Scheduler<'a> {
         let cpus = states
             .filter(|(_, state)| state.is_online != 0)
             .map(|(number, state)| {
-                let status =
-                    CpuStatus::new(read(&state.avg_idle), state.steal_cost.each_ref().map(read));
+                let status = CpuStatus::new(
+                    read(&state.avg_idle),
+                    state.steal_cost.each_ref().map(read),
+                    read(&state.events[bpf_intf::magpie_event_EVENT_TURN as usize]),
+                );
                 (number, status)
             })
             .collect();
@@ -415,13 +419,9 @@ impl<'a> Scheduler<'a> {
         let by_id = states
             .filter(|(id, _)| *id != 0)
             .map(|(id, state)| {
-                let is_active = state.own_activity > 0;
                 let status = CgroupStatus {
-                    share_percent: if is_active {
-                        read(&state.share) as f64
-                    } else {
-                        0.0
-                    },
+                    // A share is what its tasks get while they are active.
+                    share_percent: read(&state.share) as f64 * f64::from(state.own_activity),
                     limit_percent: 100.0 * read(&state.quota) as f64
                         / read(&state.period).max(1) as f64,
                     throttled: read(&state.throttles),

@@ -88,6 +88,7 @@ metrics! {
     steal_ns = magpie_event_EVENT_STEAL_NS, "Time spent in searches, in nanoseconds";
     steal_found_ns = magpie_event_EVENT_STEAL_FOUND_NS, "Time spent in searches that found work, in nanoseconds";
     rotate = magpie_event_EVENT_ROTATE, "Tasks pulled by a busy CPU to even out service";
+    turn = magpie_event_EVENT_TURN, "Looks of a busy CPU at other caches, for its own";
     kick_idle = magpie_event_EVENT_KICK_IDLE, "Idle CPUs woken to take a waiting task";
     push = magpie_event_EVENT_PUSH, "Idle CPUs woken at once because a task had to wait again";
     backoff = magpie_event_EVENT_BACKOFF, "Tasks sent away from CPUs that are not preferred";
@@ -160,9 +161,9 @@ impl Metrics {
         )?;
         writeln!(
             output,
-            "  {} tasks rotated between busy CPUs; {} idle CPUs kicked, {} of them by a push, {} \
+            "  {} tasks rotated between busy CPUs, which looked beyond their LLC {} times; {} idle CPUs kicked, {} of them by a push, {} \
              rescued work while going idle; {} tasks sent away from CPUs that are not preferred.",
-            self.rotate, self.kick_idle, self.push, self.rescue, self.backoff
+            self.rotate, self.turn, self.kick_idle, self.push, self.rescue, self.backoff
         )?;
         if self.throttle > 0 || self.park > 0 {
             writeln!(

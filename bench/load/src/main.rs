@@ -6,6 +6,7 @@
 mod churn;
 mod core_sharing;
 mod cpus;
+mod even_out;
 mod hogs;
 mod idle_periods;
 mod idle_watch;
@@ -44,6 +45,7 @@ enum Load {
     Programs(programs::Args),
     Services(services::Args),
     Spread(spread::Args),
+    EvenOut(even_out::Args),
     Stream(stream::Args),
     Video(video::Args),
     Churn(churn::Args),
@@ -82,6 +84,7 @@ fn run(load: Load) -> Result<bool> {
         Load::Programs(args) => (programs::run(&args)?, args.json),
         Load::Services(args) => (services::run(&args)?, args.json),
         Load::Spread(args) => (spread::run(&args)?, args.json),
+        Load::EvenOut(args) => (even_out::run(&args)?, args.json),
         Load::Stream(args) => (stream::run(&args)?, args.json),
         Load::Video(args) => (video::run(&args)?, args.json),
         Load::Churn(args) => (churn::run(&args)?, args.json),

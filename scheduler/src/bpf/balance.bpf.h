@@ -1,24 +1,27 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * balance.bpf.h - busy CPUs even out what idle ones cannot.
+ * balance.bpf.h - mechanism 4a: busy CPUs even out what idle ones cannot.
  *
  * Stealing only helps CPUs that run dry. With more CPU hogs than CPUs none ever
  * does: twelve hogs on eight CPUs would stay as they fell, some with half of a
  * CPU and some with a whole one. So a CPU whose running task used up its slice
  * looks around now and then:
  *
- *   slice used up, due? --no--> nothing
- *        | yes
- *   a queue of our LLC longer than ours by two?       --> pull its first task
- *   a clock of our LLC well behind ours?              --> pull its first task
- *   an LLC where more wait, by two or for its size?   --> pull a first task
- *   an LLC whose clocks go slower than ours?          --> pull a first task, then
+ *   slice used up
+ *        |
+ *   due to look at the own LLC? (each CPU every 20 ms)
+ *     a queue longer than ours by two?                --> pull its first task
+ *     a clock well behind ours?                       --> pull its first task
+ *        |
+ *   our turn to look at other LLCs? (one CPU of the LLC every 5 to 10 ms)
+ *     an LLC where more wait, by two or for its size? --> pull a first task
+ *     an LLC whose clocks go slower than ours?        --> pull a first task, then
  *                                                         wait for what it changed
  *
- * The first and third rule are the kernel's, and fast. The second is what makes shares
- * equal in the end, whatever made them unequal (a difference of one task, a
- * real-time task, a vCPU that the host held back): a clock that is behind means
- * that the tasks there had less than ours, so one of them comes here, where it
+ * The first rule of each kind is the kernel's, and fast. The second rule for the own
+ * LLC makes shares equal in the end, whatever made them unequal (a difference of one
+ * task, a real-time task, a vCPU that the host held back): a clock that is behind
+ * means that the tasks there had less than ours, so one of them comes here, where it
  * is first in line, and the odd one out changes. The kernel's percentages of
  * imbalance leave a difference of one alone for long.
  *
@@ -28,17 +31,29 @@
  * and rests when the LLCs are even: when a task changed its LLC at a fixed rate, the
  * changes themselves made an even state uneven.
  *
+ * How many tasks wait is noted by each CPU at its tick, in the sum of its LLC. A look
+ * at the queues themselves would not do: ticks come to all CPUs at once, and a CPU
+ * that has taken its next task and has not yet put back the last one looks as if less
+ * waited there. The last of two tasks to be evened out was sometimes missed for 200 ms.
+ *
+ * Other LLCs are looked at for all CPUs of one by a single one: the turn goes round. A
+ * CPU that idles or keeps a task for long misses it, and the next one that comes takes
+ * it. Turns follow each other sooner while they find something.
+ *
  * What it does not do: even out LLCs whose paces differ by less than a sixteenth.
  */
 #ifndef __MAGPIE_BALANCE_BPF_H
 #define __MAGPIE_BALANCE_BPF_H
 
-/* How often a busy CPU looks around, so also the most it pulls. */
+/* How often a busy CPU looks around, so also the most it pulls from its own LLC. */
 const volatile u64 balance_interval_ns = 20000000;
 
 /* How far behind a clock must be. Less would move tasks for one slice's worth. */
 const volatile u64 balance_margin_ns = 8000000;
 
+/* Longer than a tick: by the next turn, the last one's pull has been counted. */
+#define SHORTEST_TURN_NS (balance_interval_ns / 4)
+#define LONGEST_TURN_NS (balance_interval_ns / 2)
 #define ROTATION_INTERVALS 10 /* more than an average of paces takes to follow */
 #define BALANCE_VICTIMS 8 /* queues looked at in one round */
 #define PACE_SHIFT 16
@@ -50,13 +65,20 @@ struct balance_round {
 	u32 length; /* of the own queue */
 	u64 clock; /* where the own one is */
 	u64 behind; /* before which the clocks of the LLC's victims are well behind */
-	u64 pace; /* of the own LLC */
-	bool may_rotate; /* and a slower one gives a task */
-	u32 ours; /* tasks that wait in the own LLC */
-	u32 theirs; /* and in the other that is being looked at */
-	u32 llc; /* that one */
 	u32 victim; /* or NO_PLACE */
 };
+
+/* How many tasks that may leave wait here. Own CPU; writes only what has changed. */
+static __always_inline void note_waiting(s32 cpu, u32 waiting)
+{
+	struct cpu_state *state = state_of(cpu);
+
+	if (state->waiting == waiting)
+		return;
+
+	__sync_fetch_and_add(&llc_state_of(cpu)->waiting, waiting - state->waiting);
+	state->waiting = waiting;
+}
 
 /* How fast the own clock went since the last time, and what follows for the LLC. */
 static __always_inline void measure_pace(struct cpu_state *state, struct llc_state *llc, u64 now)
@@ -73,14 +95,6 @@ static __always_inline void measure_pace(struct cpu_state *state, struct llc_sta
 	WRITE_ONCE(llc->pace, average_add(READ_ONCE(llc->pace), state->pace));
 	state->paced_at = now;
 	state->paced_clock = state->clock;
-}
-
-/* The slower CPUs of an LLC leave it to the faster ones, which have more to give. */
-static __always_inline bool may_rotate(const struct cpu_state *state, const struct llc_state *llc,
-				       u64 now)
-{
-	return state->pace >= READ_ONCE(llc->pace) &&
-	       !time_before(now, READ_ONCE(llc->next_rotation));
 }
 
 /* How much faster the one is than the other, to say so: less is chance. */
@@ -103,9 +117,8 @@ static __always_inline bool is_lighter(const struct balance_round *round, u32 vi
 }
 
 /* A CPU of the own LLC at which @length tasks wait; whether the round is decided. */
-static __always_inline bool consider_near(struct balance_round *round, u32 victim, u32 length)
+static __always_inline bool consider(struct balance_round *round, u32 victim, u32 length)
 {
-	round->ours += length;
 	if (length >= round->length + 2 && !is_lighter(round, victim)) {
 		round->victim = victim;
 		return true;
@@ -118,43 +131,8 @@ static __always_inline bool consider_near(struct balance_round *round, u32 victi
 	return false;
 }
 
-/*
- * Whether the victim's LLC still has as many tasks waiting, for its size, when one has
- * come from there. Not if its clocks go faster for all that: they are light.
- */
-static __always_inline bool has_more_waiting(const struct balance_round *round, u32 llc, u64 pace)
-{
-	u32 ours = llc_of(topology_of(round->cpu)->llc)->size;
-
-	return !is_faster(pace, round->pace) &&
-	       (u64)(round->theirs - 1) * ours >= (u64)(round->ours + 1) * llc_of(llc)->size;
-}
-
-/* The same of another LLC. */
-static __always_inline bool consider_far(struct balance_round *round, u32 victim, u32 length)
-{
-	u32 llc = topology_of(victim)->llc;
-	u64 pace = READ_ONCE(llc_state_of(victim)->pace);
-
-	if (round->llc != llc) {
-		round->llc = llc;
-		round->theirs = 0;
-	}
-
-	round->theirs += length;
-	if (has_more_waiting(round, llc, pace)) {
-		round->victim = victim;
-		return true;
-	}
-
-	if (round->may_rotate && is_faster(round->pace, pace))
-		round->victim = victim;
-	return false;
-}
-
 /* Look at the overloaded CPUs of [from, end); whether the round is decided. */
-static __always_inline bool look_around(struct balance_round *round, u32 from, u32 end,
-					bool is_near)
+static __always_inline bool look_around(struct balance_round *round, u32 from, u32 end)
 {
 	u32 place = from;
 	bool decided = false;
@@ -172,8 +150,7 @@ static __always_inline bool look_around(struct balance_round *round, u32 from, u
 		if (!length || !may_steal_from(round->cpu, victim))
 			continue;
 
-		decided = is_near ? consider_near(round, victim, length)
-				  : consider_far(round, victim, length);
+		decided = consider(round, victim, length);
 		if (decided)
 			break;
 	}
@@ -181,48 +158,136 @@ static __always_inline bool look_around(struct balance_round *round, u32 from, u
 	return decided;
 }
 
+/* From the own LLC. @vruntime: of the running task. */
+__noinline bool pull_near(s32 cpu, u64 vruntime)
+{
+	const volatile struct llc_topology *llc = llc_of(topology_of(cpu)->llc);
+	u32 place = topology_of(cpu)->place;
+	struct balance_round round = {
+		.cpu = cpu,
+		.length = scx_bpf_dsq_nr_queued(cpu),
+		.clock = vruntime,
+		.behind = vruntime - balance_margin_ns,
+		.victim = NO_PLACE,
+	};
+
+	if (!look_around(&round, place + 1, llc->first + llc->size))
+		look_around(&round, llc->first, place);
+
+	return round.victim != NO_PLACE && scx_bpf_dsq_move_to_local(round.victim, 0);
+}
+
+/* Where this CPU is in its LLC. */
+static __always_inline u32 offset_of(s32 cpu)
+{
+	return topology_of(cpu)->place - llc_of(topology_of(cpu)->llc)->first;
+}
+
+/* Whether this CPU is the one that looks at the other LLCs now. */
+static __always_inline bool take_turn(struct llc_state *llc, s32 cpu, u64 now)
+{
+	u64 due = READ_ONCE(llc->next_turn);
+
+	if (time_before(now, due))
+		return false;
+
+	/* Its turn, or that of a CPU that does not come. */
+	if (READ_ONCE(llc->turn) != offset_of(cpu) && time_before(now, due + SHORTEST_TURN_NS))
+		return false;
+
+	return __sync_val_compare_and_swap(&llc->next_turn, due, now + SHORTEST_TURN_NS) == due;
+}
+
+/* This CPU has had its turn, and found something or not. */
+static __always_inline void pass_turn(struct llc_state *llc, s32 cpu, bool found, u64 now)
+{
+	u32 next = offset_of(cpu) + 1;
+
+	WRITE_ONCE(llc->turn, next < llc_of(topology_of(cpu)->llc)->size ? next : 0);
+	if (!found)
+		WRITE_ONCE(llc->next_turn, now + LONGEST_TURN_NS);
+}
+
+/*
+ * Whether another LLC still has as many tasks waiting, for its size, when one has come
+ * from there. Not if its clocks go faster for all that: they are light.
+ */
+static __always_inline bool has_more_waiting(u32 other, u32 own)
+{
+	const struct llc_state *theirs = llc_state_at(other), *ours = llc_state_at(own);
+	u32 waiting = READ_ONCE(theirs->waiting);
+
+	return waiting && !is_faster(READ_ONCE(theirs->pace), READ_ONCE(ours->pace)) &&
+	       (u64)(waiting - 1) * llc_of(own)->size >=
+		       (u64)(READ_ONCE(ours->waiting) + 1) * llc_of(other)->size;
+}
+
+/* The nearest LLC that has more waiting, or else one that is slower; or NO_PLACE. */
+__noinline u32 find_busier_llc(u32 own, bool may_rotate)
+{
+	u64 pace = READ_ONCE(llc_state_at(own)->pace);
+	u32 found = NO_PLACE;
+	u32 i;
+
+	bpf_for(i, 1, nr_llcs) {
+		u32 other = nth_llc(own, i);
+		const struct llc_state *theirs = llc_state_at(other);
+
+		if (has_more_waiting(other, own)) {
+			found = other;
+			break;
+		}
+
+		if (found == NO_PLACE && may_rotate && READ_ONCE(theirs->waiting) &&
+		    is_faster(pace, READ_ONCE(theirs->pace)))
+			found = other;
+	}
+
+	return found;
+}
+
+/* From another LLC, in this CPU's turn to look for all of its own. */
+static __always_inline bool pull_far(s32 cpu, u64 now)
+{
+	u32 llc = topology_of(cpu)->llc;
+	struct llc_state *own = llc_state_at(llc);
+	u32 busier = find_busier_llc(llc, !time_before(now, READ_ONCE(own->next_rotation)));
+
+	count_event(state_of(cpu), EVENT_TURN, 1);
+	if (busier == NO_PLACE || !steal_from_llc(cpu, busier, spread_start(cpu, busier)))
+		return false;
+
+	WRITE_ONCE(own->next_rotation, now + ROTATION_INTERVALS * balance_interval_ns);
+	return true;
+}
+
 /*
  * Called at the end of a slice, with the running task still runnable and its
  * virtual runtime up to date. Its own LLC first.
  */
-__noinline bool pull_when_unbalanced(s32 cpu, u64 vruntime)
+static __always_inline bool pull_when_unbalanced(s32 cpu, u64 vruntime)
 {
 	struct cpu_state *state = state_of(cpu);
-	const volatile struct llc_topology *llc = llc_of(topology_of(cpu)->llc);
-	u32 place = topology_of(cpu)->place;
-	u32 first = llc->first, end = first + llc->size;
 	struct llc_state *own = llc_state_of(cpu);
 	u64 now = scx_bpf_now();
-	struct balance_round round = {
-		.cpu = cpu,
-		.clock = vruntime,
-		.behind = vruntime - balance_margin_ns,
-		.llc = NO_PLACE,
-		.victim = NO_PLACE,
-	};
+	bool found = false;
 
-	if (time_before(now, state->next_balance))
-		return false;
+	if (!time_before(now, state->next_balance)) {
+		state->next_balance = now + balance_interval_ns;
+		measure_pace(state, own, now);
+		found = pull_near(cpu, vruntime);
+	}
 
-	state->next_balance = now + balance_interval_ns;
-	measure_pace(state, own, now);
-	round.pace = READ_ONCE(own->pace);
-	round.may_rotate = may_rotate(state, own, now);
-	round.length = scx_bpf_dsq_nr_queued(cpu);
-	round.ours = round.length;
-	if (!look_around(&round, place + 1, end, true) &&
-	    !look_around(&round, first, place, true) && round.victim == NO_PLACE &&
-	    !look_around(&round, end, nr_places, false))
-		look_around(&round, 0, first, false);
+	if (nr_llcs > 1 && !found && take_turn(own, cpu, now)) {
+		found = pull_far(cpu, now);
+		pass_turn(own, cpu, found, now);
+	}
 
-	if (round.victim == NO_PLACE || !scx_bpf_dsq_move_to_local(round.victim, 0))
-		return false;
-
-	if (topology_of(round.victim)->llc != topology_of(cpu)->llc)
-		WRITE_ONCE(own->next_rotation, now + ROTATION_INTERVALS * balance_interval_ns);
-
-	count_event(state, EVENT_ROTATE, 1);
-	return true;
+	if (found) {
+		note_waiting(cpu, scx_bpf_dsq_nr_queued(cpu) + 1);
+		count_event(state, EVENT_ROTATE, 1);
+	}
+	return found;
 }
 
 #endif /* __MAGPIE_BALANCE_BPF_H */

@@ -74,6 +74,7 @@ enum magpie_event {
 	EVENT_STEAL_NS, /* time spent in searches, ns */
 	EVENT_STEAL_FOUND_NS, /* ... of which in those that found something */
 	EVENT_ROTATE, /* task pulled by a busy CPU to even out service */
+	EVENT_TURN, /* busy CPU looked at other LLCs for its own */
 	EVENT_KICK_IDLE, /* idle CPU woken to take a waiting task */
 	EVENT_PUSH, /* ... at once, since a task had to wait again */
 	EVENT_BACKOFF, /* task sent away from a CPU that is not preferred */

@@ -126,7 +126,8 @@ void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 
 	if (scx_bpf_dsq_move_to_local(cpu, 0)) {
 		count_event(state, EVENT_DISPATCH, 1);
-		if (!scx_bpf_dsq_nr_queued(cpu))
+		/* If it goes back into the queue, what it says of that would be true again. */
+		if (!scx_bpf_dsq_nr_queued(cpu) && (!stayer || is_pinned(prev)))
 			set_overloaded(cpu, false);
 		return;
 	}
@@ -220,7 +221,7 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 		}
 	}
 
-	set_overloaded(cpu, offer_waiting(cpu));
+	tell_waiting(cpu);
 }
 
 void BPF_STRUCT_OPS(magpie_update_idle, s32 cpu, bool idle)
@@ -237,6 +238,7 @@ void BPF_STRUCT_OPS(magpie_update_idle, s32 cpu, bool idle)
 	}
 
 	begin_idle(state);
+	note_waiting(cpu, 0);
 	idle_begins(state, cpu);
 	if (preferred_enabled)
 		note_idle(state);
@@ -380,7 +382,7 @@ void BPF_STRUCT_OPS(magpie_cpu_release, s32 cpu, struct scx_cpu_release_args *ar
 	if (preferred_enabled)
 		forget_tick(state);
 	scx_bpf_reenqueue_local();
-	set_overloaded(cpu, offer_waiting(cpu));
+	tell_waiting(cpu);
 }
 
 /*
@@ -398,6 +400,7 @@ void BPF_STRUCT_OPS(magpie_cpu_offline, s32 cpu)
 		scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, SCX_DSQ_LOCAL_ON | cpu, 0);
 
 	set_overloaded(cpu, false);
+	note_waiting(cpu, 0);
 	idle_goes_offline(state_of(cpu), cpu);
 	if (preferred_enabled)
 		apply_after(0);

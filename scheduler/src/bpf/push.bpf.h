@@ -89,6 +89,15 @@ __noinline bool offer_waiting(s32 cpu)
 	return may_move || looks > TICK_LOOKS;
 }
 
+/* Offer what waits here, and tell of what does. */
+static __always_inline void tell_waiting(s32 cpu)
+{
+	bool may_move = offer_waiting(cpu);
+
+	set_overloaded(cpu, may_move);
+	note_waiting(cpu, may_move ? scx_bpf_dsq_nr_queued(cpu) : 0);
+}
+
 /* The task has been queued on this CPU's runqueue, and not by a wakeup. */
 static __always_inline void push(struct task_struct *p, const struct task_state *ts, s32 cpu,
 				 u64 enq_flags)

@@ -93,9 +93,14 @@ static __always_inline void end_burst(struct task_state *ts)
 	ts->burst = 0;
 }
 
+static __always_inline struct llc_state *llc_state_at(u32 llc)
+{
+	return &llc_states[llc & (MAX_LLCS - 1)];
+}
+
 static __always_inline struct llc_state *llc_state_of(s32 cpu)
 {
-	return &llc_states[topology_of(cpu)->llc & (MAX_LLCS - 1)];
+	return llc_state_at(topology_of(cpu)->llc);
 }
 
 /* Its own clock, or its LLC's if that is further. */

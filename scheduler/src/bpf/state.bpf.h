@@ -45,6 +45,7 @@ struct cpu_state {
 	u64 paced_at; /* the last time it did, and its clock then */
 	u64 paced_clock;
 	u64 pace; /* how fast its clock goes, moving average; see balance.bpf.h */
+	u32 waiting; /* tasks that may leave, at the last tick */
 	u64 last_tick; /* 0 while idle; for late ticks */
 	u64 late_ns; /* sum of what ticks came late by */
 	u64 busy_since; /* 0 while idle */
@@ -63,13 +64,17 @@ struct cpu_state cpu_states[MAX_CPUS];
 
 /*
  * The clock is the furthest of the LLC's CPUs: written from ticks when it is a
- * millisecond behind, read by CPUs that leave idle. The rest is written by busy CPUs
- * when they look around; if two do so at once, one sample is lost.
+ * millisecond behind, read by CPUs that leave idle. So is the number of waiting tasks,
+ * when it changed. The rest is written by busy CPUs when they look around; if two do so
+ * at once, one sample is lost.
  */
 struct llc_state {
 	u64 clock;
 	u64 pace; /* moving average of its CPUs' */
 	u64 next_rotation; /* when one of them may take a task of a slower LLC */
+	u64 next_turn; /* when one of them looks at other LLCs again */
+	u32 turn; /* which one, counted from the LLC's first */
+	u32 waiting; /* sum of its CPUs' */
 } __attribute__((aligned(64)));
 
 struct llc_state llc_states[MAX_LLCS];
