@@ -178,7 +178,8 @@ pub fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
         .extend(CMDLINE.iter().map(|word| word.to_string()));
     let slow = Duration::from_secs(120 + 4 * u64::from(machine.cpus()));
     options.boot_timeout = options.boot_timeout.max(slow);
-    options.scheduler_timeout = options.scheduler_timeout.max(slow);
+    // Others are larger than ours: with two CPUs, scx_lavd was not loaded within 128 s.
+    options.scheduler_timeout = options.scheduler_timeout.max(3 * slow);
     options.answer_timeout = options.answer_timeout.max(slow);
     Ok(options)
 }
