@@ -68,16 +68,21 @@ struct balance_round {
 	u32 victim; /* or NO_PLACE */
 };
 
-/* How many tasks that may leave wait here. Own CPU; writes only what has changed. */
+/*
+ * How many tasks that may leave wait there. Writes only what has changed. Its own tick
+ * and who takes a task from it may come here at once: the sum is that of what is noted
+ * all the same.
+ */
 static __always_inline void note_waiting(s32 cpu, u32 waiting)
 {
 	struct cpu_state *state = state_of(cpu);
+	u32 before;
 
-	if (state->waiting == waiting)
+	if (READ_ONCE(state->waiting) == waiting)
 		return;
 
-	__sync_fetch_and_add(&llc_state_of(cpu)->waiting, waiting - state->waiting);
-	state->waiting = waiting;
+	before = __sync_lock_test_and_set(&state->waiting, waiting);
+	__sync_fetch_and_add(&llc_state_of(cpu)->waiting, waiting - before);
 }
 
 /* How fast the own clock went since the last time, and what follows for the LLC. */
@@ -174,7 +179,11 @@ __noinline bool pull_near(s32 cpu, u64 vruntime)
 	if (!look_around(&round, place + 1, llc->first + llc->size))
 		look_around(&round, llc->first, place);
 
-	return round.victim != NO_PLACE && scx_bpf_dsq_move_to_local(round.victim, 0);
+	if (round.victim == NO_PLACE || !scx_bpf_dsq_move_to_local(round.victim, 0))
+		return false;
+
+	note_waiting(round.victim, scx_bpf_dsq_nr_queued(round.victim));
+	return true;
 }
 
 /* Where this CPU is in its LLC. */
