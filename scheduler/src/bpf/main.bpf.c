@@ -17,6 +17,7 @@
  *   balance.bpf.h  4a busy CPUs even out what idle ones cannot
  *   idle_map.bpf.h 4b which CPUs are idle
  *   push.bpf.h     4c a task that must wait again finds an idle CPU
+ *   late_ticks.bpf.h 5 how many those are, where nothing tells
  *   preferred.bpf.h 5 use only as many CPUs as the host gives
  *   parking.bpf.h  0  where tasks beyond a limit wait
  *   portable/         their arithmetic, also compiled and tested natively
@@ -49,6 +50,7 @@ UEI_DEFINE(uei);
 #include "idle_map.bpf.h"
 #include "bandwidth.bpf.h"
 #include "queue.bpf.h"
+#include "late_ticks.bpf.h"
 #include "preferred.bpf.h"
 #include "idle.bpf.h"
 #include "steal.bpf.h"
@@ -59,6 +61,8 @@ UEI_DEFINE(uei);
 
 s32 BPF_STRUCT_OPS(magpie_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake_flags)
 {
+	if (preferred_enabled)
+		note_wakeup(state_of(bpf_get_smp_processor_id()));
 	return place_wakeup(p, prev_cpu, wake_flags);
 }
 

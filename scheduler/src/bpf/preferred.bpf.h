@@ -26,10 +26,7 @@
  * it may.
  *
  * How the time is known: the kernel counts steal time where the hypervisor
- * exposes it. Elsewhere it is estimated: the tick of a busy CPU comes every
- * 1/CONFIG_HZ; when it is late, the vCPU was not running. Host slices shorter
- * than a tick stay hidden, so the estimate is low in the middle, and right at
- * the ends; the governors only need it to be monotone.
+ * exposes it. Elsewhere it is estimated from late ticks, see late_ticks.bpf.h.
  *
  * What it does not do: real-time tasks, which the kernel places itself. Moving
  * interrupts and unbound workqueues, which user space does (host_state.rs).
@@ -43,7 +40,6 @@ const volatile u32 nr_cores = 1;
 /* Place of the first CPU of each core, in the order in which cores are taken. */
 const volatile u16 core_at_rank[MAX_CPUS];
 
-extern unsigned long CONFIG_HZ __kconfig;
 extern struct kernel_cpustat kernel_cpustat __ksym;
 extern struct cpuhp_cpu_state cpuhp_state __ksym;
 
@@ -241,53 +237,6 @@ static __always_inline void drain_queue(s32 cpu)
 	}
 }
 
-/* A tick on a busy CPU: how late is it? */
-static __always_inline void note_tick(struct cpu_state *state)
-{
-	u64 tick = 1000000000ULL / CONFIG_HZ;
-	u64 now = scx_bpf_now();
-	u64 gap;
-
-	if (state->last_tick) {
-		gap = now - state->last_tick;
-		if (gap > tick + tick / 4)
-			state->late_ns += gap - tick;
-	}
-	state->last_tick = now;
-}
-
-/* A higher class took the CPU: its time is not the host's. */
-static __always_inline void forget_tick(struct cpu_state *state)
-{
-	state->last_tick = 0;
-}
-
-/*
- * The first task of ours after that, or after idle: the next tick is measured from
- * here. From the end of idle it was too early: a real-time task that woke the CPU, and
- * had no tick of ours, looked like a host that took it.
- */
-static __always_inline void note_running(struct cpu_state *state)
-{
-	if (!state->last_tick)
-		state->last_tick = scx_bpf_now();
-}
-
-static __always_inline void note_busy(struct cpu_state *state)
-{
-	state->busy_since = scx_bpf_now();
-}
-
-static __always_inline void note_idle(struct cpu_state *state)
-{
-	u64 now = scx_bpf_now();
-
-	if (state->busy_since)
-		state->busy_ns += now - state->busy_since;
-	state->busy_since = 0;
-	state->last_tick = 0;
-}
-
 static __always_inline bool is_core_online(u32 first, u32 size)
 {
 	bool online = false;
@@ -440,7 +389,7 @@ __noinline int observe_cpu(u32 cpu)
 	if (is_preferred(cpu)) {
 		preferred_sums.counted++;
 		preferred_sums.busy += busy_ns - state->seen_busy_ns;
-		preferred_sums.late += state->late_ns - state->seen_late_ns;
+		preferred_sums.late += late_in_period(state);
 		preferred_sums.steal += steal_ns - state->seen_steal_ns;
 	}
 
@@ -454,14 +403,20 @@ __noinline int observe_cpu(u32 cpu)
 }
 
 /* The next period begins with what was observed last. */
-static __always_inline void end_period(void)
+static __always_inline void end_period(u64 now)
 {
+	bool is_new_window = !time_before(now, late_window_end);
 	u32 cpu;
+
+	if (is_new_window)
+		late_window_end = now + LATE_WINDOW_NS;
 
 	bpf_for(cpu, 0, nr_cpus) {
 		struct cpu_state *state = state_of(cpu);
 
 		state->seen_busy_ns = state->now_busy_ns;
+		if (is_new_window)
+			begin_late_window(state);
 		state->seen_late_ns = state->now_late_ns;
 		state->seen_steal_ns = state->now_steal_ns;
 	}
@@ -550,7 +505,7 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 		return 0;
 	}
 
-	end_period();
+	end_period(now);
 	preferred_status.last_period = now;
 	preferred_status.steal = input.steal;
 	preferred_status.wanted = input.wanted;

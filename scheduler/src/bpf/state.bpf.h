@@ -47,7 +47,10 @@ struct cpu_state {
 	u64 pace; /* how fast its clock goes, moving average; see balance.bpf.h */
 	u32 waiting; /* tasks that may leave, at the last tick */
 	u64 last_tick; /* 0 while idle; for late ticks */
+	u64 woke_at; /* when a wakeup was last made from here */
 	u64 late_ns; /* sum of what ticks came late by */
+	u64 window_late_ns; /* that sum when the window for repetition began */
+	u64 longest_late_ns; /* since then */
 	u64 busy_since; /* 0 while idle */
 	u64 busy_ns; /* sum of complete busy periods */
 	u64 seen_late_ns, seen_busy_ns, seen_steal_ns; /* when the period began */

@@ -12,6 +12,7 @@
 _Thread_local unsigned long magpie_loads;
 
 u64 magpie_average_add(u64 average, u64 sample);
+bool magpie_is_repeated(u64 sum, u64 longest);
 u32 magpie_weight_of_nice(s32 nice);
 u64 magpie_weight_to_rate(u32 weight);
 u64 magpie_virtual_time(u64 ns, u64 rate);
@@ -21,6 +22,11 @@ const u32 magpie_idle_policy_weight = IDLE_POLICY_WEIGHT;
 u64 magpie_average_add(u64 average, u64 sample)
 {
 	return average_add(average, sample);
+}
+
+bool magpie_is_repeated(u64 sum, u64 longest)
+{
+	return is_repeated(sum, longest);
 }
 
 u32 magpie_weight_of_nice(s32 nice)

@@ -3,6 +3,7 @@
 mod ffi {
     unsafe extern "C" {
         pub safe fn magpie_average_add(average: u64, sample: u64) -> u64;
+        pub safe fn magpie_is_repeated(sum: u64, longest: u64) -> bool;
         pub fn magpie_weight_of_nice(nice: i32) -> u32;
         pub safe fn magpie_weight_to_rate(weight: u32) -> u64;
         pub safe fn magpie_virtual_time(ns: u64, rate: u64) -> u64;
@@ -13,6 +14,11 @@ mod ffi {
 /// The average after one more sample, in the unit of both.
 pub fn average_add(average: u64, sample: u64) -> u64 {
     ffi::magpie_average_add(average, sample)
+}
+
+/// Whether a sum is of several parts as long as the longest, rather than of one or two.
+pub fn is_repeated(sum: u64, longest: u64) -> bool {
+    ffi::magpie_is_repeated(sum, longest)
 }
 
 /// The weight of a nice value. Panics outside of -20..=19.

@@ -1,7 +1,7 @@
 //! `average.h` and `weight.h` against exact arithmetic.
 
 use magpie_native::arithmetic::{
-    average_add, idle_policy_weight, virtual_time, weight_of_nice, weight_to_rate,
+    average_add, idle_policy_weight, is_repeated, virtual_time, weight_of_nice, weight_to_rate,
 };
 use proptest::prelude::*;
 
@@ -54,6 +54,14 @@ proptest! {
         }
         prop_assert!(average.abs_diff(sample) < 8, "{average} {sample}");
         prop_assert_eq!(average_add(average, sample), average, "and stays");
+    }
+
+    #[test]
+    fn what_comes_three_times_is_repeated_and_one_among_short_ones_is_not(
+        long in 1000..1_000_000u64, times in 1..10u64, short in 0..10u64
+    ) {
+        prop_assert_eq!(is_repeated(times * long + short * (long / 100), long), times >= 3);
+        prop_assert!(is_repeated(0, 0));
     }
 
     #[test]
