@@ -1,11 +1,13 @@
 //! Mechanism 0, continued: cgroups keep their share. The bar: siblings with weights 100, 200 and 400
-//! full of CPU hogs are within 5 % of their shares, on one, two and eight CPUs, and two levels deep;
-//! a cgroup with many tasks gets no more than one with few. Printed beside it: the kernel's own
-//! scheduler. Without the mechanism, each task counts.
+//! full of CPU hogs are within 5 % of their shares over ten seconds, two levels deep, on one, two and
+//! eight CPUs; a cgroup with many tasks gets no more than one with few. Printed beside it: the kernel's
+//! own scheduler. Without the mechanism, each task counts.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{VT8, boot_for_magpie, counters, grown, number, shell, under};
+use magpie_tests::scheduler::{
+    VT8, boot_for_magpie, counters, grown, number, shell, under, usage_ms,
+};
 
 const MAGPIE: &str = "scx_magpie";
 const BAR_PERCENT: f64 = 5.0;
@@ -27,6 +29,17 @@ const SIBLINGS: [Group; 3] = [
     group("b", "200", 6),
     group("c", "400", 6),
 ];
+
+/// The same two levels deep, beside another.
+const DEEP: [Group; 6] = [
+    group("p", "100", 0),
+    group("q", "100", 0),
+    group("p/a", "100", 6),
+    group("p/b", "200", 6),
+    group("p/c", "400", 6),
+    group("q/d", "100", 6),
+];
+const DEEP_SHARES: [f64; 6] = [0.5, 0.5, 1.0 / 14.0, 2.0 / 14.0, 4.0 / 14.0, 0.5];
 
 /// Two levels, and the lighter of each pair has more tasks.
 const NESTED: [Group; 6] = [
@@ -59,7 +72,7 @@ fn run(guest: &mut Guest, groups: &[Group], cpus: &str, seconds: u32) -> Result<
             hogs => format!(
                 "(echo 0 > {path}/cgroup.procs; exec magpie-load hogs --count {hogs} --cpus {cpus} \
                  --seconds {}) > /dev/null &\n",
-                seconds + 5
+                seconds + 3
             ),
         };
     }
@@ -72,19 +85,12 @@ fn run(guest: &mut Guest, groups: &[Group], cpus: &str, seconds: u32) -> Result<
         "{start}sleep 2; {read}; sleep {seconds}; {read}; wait; rmdir {}",
         deepest_first.join(" ")
     );
-    let text = shell(guest, &script)?;
-    let usage: Vec<f64> = text
-        .lines()
-        .map(|line| {
-            let digits = line.trim_start_matches("usage_usec ");
-            digits.parse().with_context(|| format!("in {text}"))
-        })
-        .collect::<Result<_>>()?;
+    let usage = usage_ms(&shell(guest, &script)?)?;
     let (before, after) = usage.split_at(groups.len());
     Ok(before
         .iter()
         .zip(after)
-        .map(|(b, a)| (a - b) / 1e6)
+        .map(|(b, a)| (a - b) / 1e3)
         .collect())
 }
 
@@ -123,22 +129,23 @@ fn measure(
 }
 
 const SEVENTHS: [f64; 3] = [1.0 / 7.0, 2.0 / 7.0, 4.0 / 7.0];
-const CASES: [(&str, &[Group], &[f64], u32); 4] = [
-    ("0", &SIBLINGS, &SEVENTHS, 5),
-    ("0", &NESTED, &NESTED_SHARES, 5),
-    ("0-1", &NESTED, &NESTED_SHARES, 5),
-    ("0-7", &SIBLINGS, &SEVENTHS, 5),
+const CASES: [(&str, &[Group], &[f64]); 4] = [
+    ("0", &NESTED, &NESTED_SHARES),
+    ("0", &DEEP, &DEEP_SHARES),
+    ("0-1", &DEEP, &DEEP_SHARES),
+    ("0-7", &DEEP, &DEEP_SHARES),
 ];
 
 #[test]
 fn cgroups_share_by_weight() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
-    let (cpus, groups, shares, _) = CASES[1];
-    measure(&mut guest, "EEVDF", (groups, shares), cpus, 3)?;
+    for (cpus, groups, shares) in CASES {
+        measure(&mut guest, "EEVDF", (groups, shares), cpus, 3)?;
+    }
 
     under(&mut guest, MAGPIE, |guest| {
-        for (cpus, groups, shares, seconds) in CASES {
-            let off = measure(guest, MAGPIE, (groups, shares), cpus, seconds)?;
+        for (cpus, groups, shares) in CASES {
+            let off = measure(guest, MAGPIE, (groups, shares), cpus, 10)?;
             ensure!(off <= BAR_PERCENT, "CPUs {cpus}: {off} % from fair");
         }
 
@@ -161,10 +168,57 @@ fn cgroups_share_by_weight() -> Result<()> {
 
     // What is tested is the mechanism: without it, each task counts.
     under(&mut guest, "scx_magpie --no-cpu-weight", |guest| {
-        let off = measure(guest, "without", (groups, shares), cpus, 2)?;
+        let off = measure(guest, "without", (&NESTED, &NESTED_SHARES), "0", 2)?;
         ensure!(off > 10.0 * BAR_PERCENT, "fair without: {off} %");
         let counted = counters(guest)?;
         ensure!(counted["share_update"] == 0, "{counted}");
+        Ok(())
+    })?;
+    guest.into_guest().shutdown()
+}
+
+/// Threads of one process in cgroups of their own, and cgroups that belong to a user, who may give his
+/// own any weights and still has no more than was given to him. Prints how long each ran, in ms.
+const THREADED_AND_DELEGATED: &str = "cd /sys/fs/cgroup\n\
+    mkdir -p t/a t/b; echo threaded > t/a/cgroup.type; echo threaded > t/b/cgroup.type\n\
+    echo +cpu > t/cgroup.subtree_control; echo 400 > t/b/cpu.weight\n\
+    (echo 0 > t/cgroup.procs; exec magpie-load even-out --count 2 --from 0 --hold 60) > /dev/null &\n\
+    sleep 1; set -- $(ls /proc/$(cat t/cgroup.procs)/task)\n\
+    echo $2 > t/a/cgroup.threads; echo $3 > t/b/cgroup.threads\n\
+    mkdir d e; echo 200 > d/cpu.weight\n\
+    chown 1000 d d/cgroup.procs d/cgroup.subtree_control\n\
+    /usr/bin/setpriv --reuid 1000 sh -ec 'cd d; mkdir x y; echo +cpu > cgroup.subtree_control\n\
+      echo 9000 > x/cpu.weight; echo 3000 > y/cpu.weight'\n\
+    for g in d/x d/y e; do\n\
+      (echo 0 > $g/cgroup.procs; exec magpie-load hogs --count 3 --cpus 1 --seconds 60) > /dev/null &\n\
+    done\n\
+    sleep 2; all='t/a/cpu.stat t/b/cpu.stat d/x/cpu.stat d/y/cpu.stat e/cpu.stat'\n\
+    grep -h ^usage_usec $all; sleep 5; grep -h ^usage_usec $all; scx_magpie cgroups >&2\n\
+    for g in t d e; do echo 1 > $g/cgroup.kill; done; sleep 1; rmdir t/a t/b t d/x d/y d e";
+
+#[test]
+fn threads_have_cgroups_and_users_have_their_own() -> Result<()> {
+    let mut guest = boot_for_magpie("vt4", |options| {
+        options.packages.push("util-linux".into());
+    })?;
+    under(&mut guest, MAGPIE, |guest| {
+        let usage = usage_ms(&shell(guest, THREADED_AND_DELEGATED)?)?;
+        ensure!(usage.len() == 10, "{usage:?}");
+        let ran: Vec<f64> = (0..5).map(|at| usage[at + 5] - usage[at]).collect();
+        println!(
+            "threads {:.0?} ms, of a user {:.0?} ms, beside {:.0} ms",
+            &ran[..2],
+            &ran[2..4],
+            ran[4]
+        );
+        for (ratio, fair) in [
+            (ran[1] / ran[0], 4.0),
+            (ran[2] / ran[3], 3.0),
+            ((ran[2] + ran[3]) / ran[4], 2.0),
+        ] {
+            let off = 100.0 * (ratio / fair - 1.0).abs();
+            ensure!(off <= BAR_PERCENT, "{ratio} instead of {fair}: {ran:?}");
+        }
         Ok(())
     })?;
     guest.into_guest().shutdown()
