@@ -10,9 +10,6 @@ use magpie_tests::{TestGuest, despite_emulator};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Eight CPUs in real time: nothing here needs more precision than "soon".
-const MACHINE: &str = "flat8";
-
 /// What follows the preferred CPUs: interrupts by their file, and unbound workqueues.
 type Following = BTreeMap<String, String>;
 
@@ -100,6 +97,13 @@ fn start_hogs(guest: &mut Guest, file: &str, count: u32, prefix: &str) -> Result
     shell(guest, &script).map(|_| ())
 }
 
+/// Hogs that may run everywhere, and one that may not. Once the scheduler is there: it would be loaded
+/// beside them for a minute.
+fn start_all_hogs(guest: &mut Guest, count: u32) -> Result<()> {
+    start_hogs(guest, "/tmp/hogs", count, "")?;
+    start_hogs(guest, "/tmp/pinned", 1, "taskset -c 5")
+}
+
 /// The CPUs that hogs are seen on, in so many looks some milliseconds apart.
 fn cpus_of(guest: &mut Guest, file: &str, looks: u32) -> Result<Vec<u32>> {
     let script = format!(
@@ -153,13 +157,13 @@ fn tasks_interrupts_and_workqueues_use_preferred_cpus_and_no_affinity_changes() 
 }
 
 fn tasks_interrupts_and_workqueues_use_preferred_cpus_and_no_affinity_changes_once() -> Result<()> {
-    let mut guest = boot_for_magpie(MACHINE, |_| {})?;
-    start_hogs(&mut guest, "/tmp/hogs", 7, "")?;
-    start_hogs(&mut guest, "/tmp/pinned", 1, "taskset -c 5")?;
+    let mut guest = boot_for_magpie(VT8, |_| {})?;
     let before = following(&mut guest)?;
-    let allowed = affinities(&mut guest)?;
+    let mut allowed = affinities(&mut guest)?;
 
     under(&mut guest, "scx_magpie --preferred off", |guest| {
+        start_all_hogs(guest, 7)?;
+        allowed.extend(affinities(guest)?);
         let status = preferred(guest, "")?;
         ensure!(
             status["preferred"] == "0-7" && status["mode"] == "off",
@@ -236,9 +240,8 @@ fn preferred_cpus_may_go_offline() -> Result<()> {
 
 fn preferred_cpus_may_go_offline_once() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
-    start_hogs(&mut guest, "/tmp/hogs", 4, "")?;
-    start_hogs(&mut guest, "/tmp/pinned", 1, "taskset -c 5")?;
     under(&mut guest, "scx_magpie --preferred 1-2", |guest| {
+        start_all_hogs(guest, 4)?;
         must_prefer(guest, "1-2")?;
         for _ in 0..2 {
             set_online(guest, 1, false)?;
@@ -274,7 +277,7 @@ fn a_killed_scheduler_is_recovered_from() -> Result<()> {
 }
 
 fn a_killed_scheduler_is_recovered_from_once() -> Result<()> {
-    let mut guest = boot_for_magpie(MACHINE, |_| {})?;
+    let mut guest = boot_for_magpie(VT8, |_| {})?;
     let before = following(&mut guest)?;
     let allowed = affinities(&mut guest)?;
 
@@ -304,7 +307,11 @@ fn a_killed_scheduler_is_recovered_from_once() -> Result<()> {
 
     // Ended by the kernel and not by the user.
     guest.start_scheduler(&words("scx_magpie --preferred 0-1"))?;
-    shell(&mut guest, "echo S > /proc/sysrq-trigger")?;
+    shell(
+        &mut guest,
+        "echo S > /proc/sysrq-trigger; cd /sys/kernel/sched_ext; for i in $(seq 100); do \
+         [ $(cat state) = disabled ] && exit; sleep 0.1; done; cat state; exit 1",
+    )?;
     guest
         .scheduler_died()?
         .context("the scheduler was thrown out")?;
@@ -323,12 +330,12 @@ fn alone_it_leaves_the_rest_plain() -> Result<()> {
 }
 
 fn alone_it_leaves_the_rest_plain_once() -> Result<()> {
-    let mut guest = boot_for_magpie(MACHINE, |_| {})?;
-    start_hogs(&mut guest, "/tmp/hogs", 12, "")?;
+    let mut guest = boot_for_magpie(VT8, |_| {})?;
     under(
         &mut guest,
         "scx_magpie --only preferred --preferred 4-7",
         |guest| {
+            start_hogs(guest, "/tmp/hogs", 12, "")?;
             shell(guest, "sleep 0.5")?;
             let cpus = cpus_of(guest, "/tmp/hogs", 30)?;
             ensure!(cpus == [4, 5, 6, 7], "hogs run on {cpus:?}");
@@ -337,7 +344,7 @@ fn alone_it_leaves_the_rest_plain_once() -> Result<()> {
                 counters["steal_gated"] == 0,
                 "searches are gated: {counters}"
             );
-            Ok(())
+            shell(guest, "kill $(cat /tmp/hogs)").map(|_| ())
         },
     )?;
     for left_out in ["--no-preferred", "--only steal"] {
