@@ -54,6 +54,7 @@ const volatile u64 balance_margin_ns = 8000000;
 /* Longer than a tick: by the next turn, the last one's pull has been counted. */
 #define SHORTEST_TURN_NS (balance_interval_ns / 4)
 #define LONGEST_TURN_NS (balance_interval_ns / 2)
+#define TRIES_IN_TURN 8
 #define ROTATION_INTERVALS 10 /* more than an average of paces takes to follow */
 #define BALANCE_VICTIMS 8 /* queues looked at in one round */
 #define PACE_SHIFT 16
@@ -255,19 +256,32 @@ __noinline u32 find_busier_llc(u32 own, bool may_rotate)
 	return found;
 }
 
-/* From another LLC, in this CPU's turn to look for all of its own. */
+/*
+ * From another LLC, in this CPU's turn to look for all of its own. At a tick all CPUs
+ * there may be between two tasks, so that not one of them has a task waiting: they soon
+ * will.
+ */
 static __always_inline bool pull_far(s32 cpu, u64 now)
 {
 	u32 llc = topology_of(cpu)->llc;
 	struct llc_state *own = llc_state_at(llc);
 	u32 busier = find_busier_llc(llc, !time_before(now, READ_ONCE(own->next_rotation)));
+	bool found = false;
+	u32 i;
 
 	count_event(state_of(cpu), EVENT_TURN, 1);
-	if (busier == NO_PLACE || !steal_from_llc(cpu, busier, spread_start(cpu, busier)))
+	if (busier == NO_PLACE)
 		return false;
 
-	WRITE_ONCE(own->next_rotation, now + ROTATION_INTERVALS * balance_interval_ns);
-	return true;
+	bpf_for(i, 0, TRIES_IN_TURN) {
+		found = steal_from_llc(cpu, busier, spread_start(cpu, busier));
+		if (found)
+			break;
+	}
+
+	if (found)
+		WRITE_ONCE(own->next_rotation, now + ROTATION_INTERVALS * balance_interval_ns);
+	return found;
 }
 
 /*
