@@ -25,6 +25,8 @@
 #ifndef __MAGPIE_LATE_TICKS_BPF_H
 #define __MAGPIE_LATE_TICKS_BPF_H
 
+const volatile bool preferred_enabled = false;
+
 extern unsigned long CONFIG_HZ __kconfig;
 
 /*
@@ -36,9 +38,10 @@ extern unsigned long CONFIG_HZ __kconfig;
 u64 late_window_end; /* written by the monitor's timer */
 
 /* A wakeup is made from this CPU, so it runs. */
-static __always_inline void note_wakeup(struct cpu_state *state)
+static __always_inline void note_wakeup(struct cpu_state *state, u64 now)
 {
-	state->woke_at = scx_bpf_now();
+	if (preferred_enabled)
+		state->woke_at = now;
 }
 
 /* A tick on a busy CPU: how late is it? */

@@ -61,8 +61,6 @@ UEI_DEFINE(uei);
 
 s32 BPF_STRUCT_OPS(magpie_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake_flags)
 {
-	if (preferred_enabled)
-		note_wakeup(state_of(bpf_get_smp_processor_id()));
 	return place_wakeup(p, prev_cpu, wake_flags);
 }
 

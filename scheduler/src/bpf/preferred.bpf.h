@@ -34,7 +34,6 @@
 #ifndef __MAGPIE_PREFERRED_BPF_H
 #define __MAGPIE_PREFERRED_BPF_H
 
-const volatile bool preferred_enabled = false;
 const volatile u32 nr_cores = 1;
 
 /* Place of the first CPU of each core, in the order in which cores are taken. */

@@ -93,10 +93,13 @@ bool claim_cpu(struct placement *at, u32 cpu)
  */
 bool leaves_cpu(const struct placement *at)
 {
-	struct task_state *waker = task_state(bpf_get_current_task_btf());
+	struct task_state *waker;
 
-	return waker && waker->avg_burst < SLEEPS_SOON_NS && !scx_bpf_dsq_nr_queued(at->waker) &&
-	       !scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | at->waker);
+	if (scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | at->waker) || scx_bpf_dsq_nr_queued(at->waker))
+		return false;
+
+	waker = task_state(bpf_get_current_task_btf());
+	return waker && waker->avg_burst < SLEEPS_SOON_NS;
 }
 
 u32 cpu_to_llc(u32 cpu)
@@ -133,6 +136,7 @@ static __always_inline s32 place_plainly(struct task_struct *p, s32 prev_cpu, u6
 {
 	s32 cpu;
 
+	note_wakeup(state_of(bpf_get_smp_processor_id()), scx_bpf_now());
 	if (!is_restricted() || !has_preferred(p))
 		return scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, is_idle);
 
@@ -161,6 +165,7 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 	};
 	u32 step = choose_cpu(&at, p);
 
+	note_wakeup(state, at.now);
 	ts->recent = prev_cpu;
 	/* Or the compiler bounds one copy of it and uses another. */
 	barrier_var(step);

@@ -80,7 +80,8 @@ static inline bool is_perfect(const struct placement *at, u32 cpu)
 /* One CPU that is known by name. */
 static inline bool take(struct placement *at, const struct task_struct *task, u32 cpu)
 {
-	if (!may_place(task, cpu) || !is_free(at, cpu) || !is_perfect(at, cpu) ||
+	/* The cheapest question first: on a busy machine it is also the last. */
+	if (!is_free(at, cpu) || !may_place(task, cpu) || !is_perfect(at, cpu) ||
 	    !claim_cpu(at, cpu))
 		return false;
 
@@ -171,7 +172,8 @@ static inline int search_idle(struct placement *at, struct task_struct *task)
 	int step;
 
 	at->only_perfect = at->core_is_worth_it;
-	step = search_llc(at, task, llc, at->previous);
+	at->second_best = NO_CPU;
+	step = has_llc_idle(llc) ? search_llc(at, task, llc, at->previous) : STEP_QUEUE;
 	if (step != STEP_QUEUE)
 		return step;
 
@@ -202,8 +204,8 @@ static inline int choose_cpu(struct placement *at, struct task_struct *task)
 	if (at->recent != NO_CPU && at->recent != at->previous && at->recent != at->waker &&
 	    cpu_to_llc(at->recent) == cpu_to_llc(at->waker) && take(at, task, at->recent))
 		return STEP_RECENT;
-	if (at->is_sync && may_place(task, at->waker) && is_perfect(at, at->waker) &&
-	    leaves_cpu(at)) {
+	if (at->is_sync && leaves_cpu(at) && may_place(task, at->waker) &&
+	    is_perfect(at, at->waker)) {
 		at->cpu = at->waker;
 		return STEP_WAKER;
 	}
