@@ -42,7 +42,7 @@ impl Host {
 }
 
 /// Parts of the host, given back when dropped.
-struct Share(u32);
+pub struct Share(u32);
 
 impl Drop for Share {
     fn drop(&mut self) {
@@ -89,13 +89,18 @@ pub fn boot(machine: &str, change: impl FnOnce(&mut GuestOptions)) -> Result<Tes
         ..GuestOptions::default()
     };
     change(&mut options);
-    let share = HOST.take(match options.machine.virtual_time {
-        Some(_) => 1,
-        None => Host::PARTS,
-    });
+    let share = share_of(&options.machine);
     Ok(TestGuest {
         guest: Some(Guest::boot(&options)?),
         _share: share,
+    })
+}
+
+/// Waits for the part of the host that a guest on this machine needs.
+pub fn share_of(machine: &Machine) -> Share {
+    HOST.take(match machine.virtual_time {
+        Some(_) => 1,
+        None => Host::PARTS,
     })
 }
 

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use magpie_lab::vtime::{batch, selfcheck};
 use magpie_lab::{GuestOptions, Machine};
-use magpie_tests::{boot, build_agent};
+use magpie_tests::{boot, build_agent, share_of};
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -73,6 +73,7 @@ fn a_deterministic_machine_repeats_itself() -> Result<()> {
         machine,
         ..GuestOptions::default()
     };
+    let _share = share_of(&options.machine);
     // Forks, pipes and wakeups on all CPUs, and the clock to the nanosecond.
     let job = "for i in 1 2 3 4 5 6; do (seq 2000 | sort -n | md5sum) & done; wait; \
                grep cpu /proc/stat; cat /proc/schedstat; grep . /proc/uptime";
@@ -98,6 +99,7 @@ fn a_batch_job_has_an_exit_code() -> Result<()> {
         machine: Machine::find("vt4")?,
         ..GuestOptions::default()
     };
+    let _share = share_of(&options.machine);
     let outcome = batch::run(&options, "echo out; echo err >&2; exit 3", PATIENCE)?;
     assert_eq!(outcome.code, 3);
     assert_eq!(outcome.output, "out\nerr\n");

@@ -106,10 +106,12 @@ fn the_same_is_called_the_same_and_five_percent_are_found() -> Result<()> {
         work,
         rounds: 6,
     };
-    let guest = Vm::boot(&GuestOptions {
+    let options = GuestOptions {
         machine: Machine::find("vt4")?,
         ..GuestOptions::default()
-    })?;
+    };
+    let _share = magpie_tests::share_of(&options.machine);
+    let guest = Vm::boot(&options)?;
     let mut place = Slowed {
         guest,
         is_slower: false,

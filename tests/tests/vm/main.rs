@@ -1,0 +1,22 @@
+//! All tests in virtual machines, as one program: so two guests in virtual time run at once, whatever
+//! they test, and the program is linked once. In real time a guest waits until it has the host alone.
+
+mod bench_verdicts;
+mod lab_guest;
+mod lab_scheduler;
+mod lab_topology;
+mod preferred_cpus;
+mod preferred_estimate;
+mod scheduler_avg_idle;
+mod scheduler_balance;
+mod scheduler_bandwidth;
+mod scheduler_cgroup;
+mod scheduler_fairness;
+mod scheduler_push;
+mod scheduler_start;
+mod scheduler_steal;
+mod scheduler_stranded;
+mod scheduler_survival;
+mod scheduler_throttled;
+mod scheduler_wakeup;
+mod vtime_machine;
