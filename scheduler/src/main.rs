@@ -111,17 +111,11 @@ fn act(action: Action) -> Result<()> {
         Action::Preferred { change, json } => tell_preferred(&change.into(), json),
         Action::Cpus { json } => {
             let status = stats::cpus()?;
-            match json {
-                true => write_json(&status, Path::new("-")),
-                false => Ok(status.tell(&mut io::stdout())?),
-            }
+            print(&status, json, |output| status.tell(output))
         }
         Action::Cgroups { json } => {
             let status = stats::cgroups()?;
-            match json {
-                true => write_json(&status, Path::new("-")),
-                false => Ok(status.tell(&mut io::stdout())?),
-            }
+            print(&status, json, |output| status.tell(output))
         }
         Action::Restore => {
             start_logging(false)?;
@@ -141,6 +135,18 @@ fn tell_preferred(change: &Change, json: Option<PathBuf>) -> Result<()> {
         return Ok(status.tell(&mut io::stdout())?);
     };
     write_json(&status, &file)
+}
+
+/// To standard output, as JSON or as `tell` does.
+fn print(
+    status: &impl Serialize,
+    json: bool,
+    tell: impl FnOnce(&mut io::Stdout) -> io::Result<()>,
+) -> Result<()> {
+    match json {
+        true => write_json(status, Path::new("-")),
+        false => Ok(tell(&mut io::stdout())?),
+    }
 }
 
 /// To a file, or to standard output if it is called `-`.

@@ -40,8 +40,7 @@ u64 late_window_end; /* written by the monitor's timer */
 /* A wakeup is made from this CPU, so it runs. */
 static __always_inline void note_wakeup(struct cpu_state *state, u64 now)
 {
-	if (preferred_enabled)
-		state->woke_at = now;
+	state->woke_at = now;
 }
 
 /* A tick on a busy CPU: how late is it? */

@@ -136,7 +136,8 @@ static __always_inline s32 place_plainly(struct task_struct *p, s32 prev_cpu, u6
 {
 	s32 cpu;
 
-	note_wakeup(state_of(bpf_get_smp_processor_id()), scx_bpf_now());
+	if (preferred_enabled)
+		note_wakeup(state_of(bpf_get_smp_processor_id()), scx_bpf_now());
 	if (!is_restricted() || !has_preferred(p))
 		return scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, is_idle);
 
@@ -165,7 +166,8 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 	};
 	u32 step = choose_cpu(&at, p);
 
-	note_wakeup(state, at.now);
+	if (preferred_enabled)
+		note_wakeup(state, at.now);
 	ts->recent = prev_cpu;
 	/* Or the compiler bounds one copy of it and uses another. */
 	barrier_var(step);

@@ -18,13 +18,10 @@
 /* Periods that are over at @now, if the current one ends at @end. */
 static inline u64 periods_over(u64 now, u64 end, u64 period)
 {
-	u64 over;
-
 	if ((s64)(now - end) < 0 || !period)
 		return 0;
 
-	over = 1 + (now - end) / period;
-	return over;
+	return 1 + (now - end) / period;
 }
 
 /* What these periods add to the budget. */
