@@ -383,12 +383,16 @@ fn check_time(guest: &mut Guest, machine: &Machine, timeout: u64) -> Result<()> 
     let timeout = Duration::from_secs(timeout);
     let check = vtime::selfcheck::run(guest, machine, timeout)?;
     println!(
-        "loops: {:+.3} % alone, {:+.3} % on all cores{}; sleep {:+.0} ns{}",
+        "loops: {:+.3} % alone, {:+.3} % on all cores{}{}; sleep {:+.0} ns{}",
         check.loop_alone_percent,
         check.loop_all_percent,
         check
             .loop_siblings_percent
             .map(|percent| format!(", {percent:+.3} % on all threads"))
+            .unwrap_or_default(),
+        check
+            .beside_work_percent
+            .map(|percent| format!(", {percent:+.3} % beside a thread that works"))
             .unwrap_or_default(),
         check.sleep_error_ns,
         check

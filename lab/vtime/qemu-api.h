@@ -24,6 +24,7 @@
 typedef uint64_t qemu_plugin_id_t;
 
 struct qemu_plugin_tb;
+struct qemu_plugin_insn;
 struct qemu_plugin_scoreboard;
 
 typedef struct qemu_info_t {
@@ -59,6 +60,12 @@ QEMU_API struct qemu_plugin_scoreboard *qemu_plugin_scoreboard_new(size_t size);
 QEMU_API void *qemu_plugin_scoreboard_find(struct qemu_plugin_scoreboard *score,
 					   unsigned int index);
 QEMU_API size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *tb);
+QEMU_API struct qemu_plugin_insn *qemu_plugin_tb_get_insn(const struct qemu_plugin_tb *tb,
+							  size_t index);
+QEMU_API size_t qemu_plugin_insn_size(const struct qemu_plugin_insn *insn);
+QEMU_API size_t qemu_plugin_insn_data(const struct qemu_plugin_insn *insn, void *dest, size_t size);
+QEMU_API void qemu_plugin_register_vcpu_tb_exec_cb(struct qemu_plugin_tb *tb, exec_cb cb, int flags,
+						   void *userdata);
 QEMU_API void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t id, tb_cb cb);
 QEMU_API void qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(struct qemu_plugin_tb *tb, int op,
 								qemu_plugin_u64 entry,

@@ -27,8 +27,9 @@ static void write_vcpus(FILE *f)
 
 		fprintf(f,
 			"    {\"instructions\": %" PRIu64 ", \"idle_ns\": %" PRId64
-			", \"shared_ns\": %" PRId64 "}%s\n",
-			v->insns, v->idle_ns, v->shared_ns, i + 1 < nr_vcpus ? "," : "");
+			", \"work_ns\": %" PRId64 ", \"shared_ns\": %" PRId64 "}%s\n",
+			v->insns, v->idle_ns, v->work_ns, v->shared_ns,
+			i + 1 < nr_vcpus ? "," : "");
 	}
 	fprintf(f, "  ]\n");
 }

@@ -22,7 +22,7 @@ static bool is_busy(const struct vcpu *v)
 {
 	const enum vcpu_state state = READ_ONCE(v->state);
 
-	return state == VCPU_RUNNING || state == VCPU_READY;
+	return state == VCPU_RUNNING || state == VCPU_READY || state == VCPU_WORKING;
 }
 
 static bool has_busy_sibling(const struct vcpu *v)

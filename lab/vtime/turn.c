@@ -13,10 +13,10 @@
  *  4. The next turn goes to the ready vCPU that is furthest behind. Ties go
  *     to the lower index, so that the order is the same in every run.
  *
- *	            kick                turn given
- *	 IDLE ───────────────▶ READY ───────────────▶ RUNNING
+ *	 IDLE,      kick                turn given
+ *	 WORKING ────────────▶ READY ───────────────▶ RUNNING
  *	  ▲                      ▲                     │   │
- *	  │ halts                └─────────────────────┘   │
+ *	  │ halts, or works      └─────────────────────┘   │
  *	  └────────────────────────────────────────────────┘
  *	                          limit reached, others are behind
  *
@@ -248,8 +248,12 @@ static bool is_released(struct vcpu *v)
 
 static void become_ready(struct vcpu *v, int64_t at_ns)
 {
-	if (v->state == VCPU_IDLE && at_ns > v->idle_since_ns)
-		v->idle_ns += at_ns - v->idle_since_ns;
+	if (at_ns > v->waits_since_ns) {
+		if (v->state == VCPU_IDLE)
+			v->idle_ns += at_ns - v->waits_since_ns;
+		if (v->state == VCPU_WORKING)
+			v->work_ns += at_ns - v->waits_since_ns;
+	}
 	if (v->local_ns < at_ns)
 		v->local_ns = at_ns;
 	set_state(v, VCPU_READY);
@@ -301,9 +305,15 @@ bool turn_take(struct vcpu *v)
 	return has_turn;
 }
 
-/* The vCPU's own thread has nothing to execute: sleep until kicked and given a turn. */
-void turn_wait_idle(struct vcpu *v)
+/*
+ * The vCPU's own thread has nothing to execute, because it is idle or works:
+ * sleep until kicked and given a turn. False if it has none but should look
+ * for work in QEMU first.
+ */
+bool turn_wait(struct vcpu *v, enum vcpu_state state)
 {
+	bool has_turn;
+
 	turn_lock();
 	if (v->state == VCPU_RUNNING) {
 		vcpu_count(v);
@@ -314,13 +324,13 @@ void turn_wait_idle(struct vcpu *v)
 		 */
 		if (__atomic_exchange_n(&v->kicked, false, __ATOMIC_SEQ_CST)) {
 			turn_unlock();
-			return;
+			return true;
 		}
 	}
 	v->yields = false;
-	if (v->state != VCPU_IDLE)
-		v->idle_since_ns = v->local_ns;
-	set_state(v, VCPU_IDLE);
+	if (v->state != state)
+		v->waits_since_ns = v->local_ns;
+	set_state(v, state);
 	/*
 	 * Kicked just now. Pairs with turn_wake(), which may have come while
 	 * it was on its way here and still idle from before: only this thread
@@ -329,13 +339,24 @@ void turn_wait_idle(struct vcpu *v)
 	if (__atomic_exchange_n(&v->kicked, false, __ATOMIC_SEQ_CST)) {
 		become_ready(v, now_ns);
 		dispatch();
+		has_turn = v->state == VCPU_RUNNING;
 		turn_unlock();
-		return;
+		return has_turn;
 	}
 	dispatch();
 	while (v->state != VCPU_RUNNING && !is_released(v))
 		sleep_until_let(v);
+	has_turn = v->state == VCPU_RUNNING;
 	turn_unlock();
+	return has_turn;
+}
+
+/* A vCPU that is neither executing nor waiting for a turn: only a kick gets it going. */
+static bool waits_for_kick(const struct vcpu *v)
+{
+	const enum vcpu_state state = __atomic_load_n(&v->state, __ATOMIC_SEQ_CST);
+
+	return state == VCPU_IDLE || state == VCPU_WORKING;
 }
 
 /* Any thread: QEMU kicks this vCPU. It wakes at the waker's local time. */
@@ -348,11 +369,11 @@ void turn_wake(struct vcpu *v)
 	if (!self && !mainloop_is_self())
 		return;
 	__atomic_store_n(&v->kicked, true, __ATOMIC_SEQ_CST);
-	if (__atomic_load_n(&v->state, __ATOMIC_SEQ_CST) != VCPU_IDLE)
+	if (!waits_for_kick(v))
 		return;
 
 	turn_lock();
-	if (v->state == VCPU_IDLE) {
+	if (waits_for_kick(v)) {
 		int64_t at = now_ns;
 
 		if (self && self->state == VCPU_RUNNING && vcpu_local_now(self) > at)
@@ -483,7 +504,7 @@ bool turn_machine_sleeps(void)
 	return sleeps;
 }
 
-static const char *const state_names[] = { "off", "idle", "ready", "running" };
+static const char *const state_names[] = { "off", "idle", "working", "ready", "running" };
 static const char *const main_names[] = { "busy", "waits", "called" };
 
 /* Everything known, for the watchdog: no lock, since a hang may hold it. */

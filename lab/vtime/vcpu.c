@@ -133,6 +133,16 @@ static void quantum_end(unsigned int index, void *userdata)
 	vcpu_start_quantum(v);
 }
 
+/* What comes next would be executed until there is an interrupt: wait for that instead. */
+static void work_begins(unsigned int index, void *userdata)
+{
+	struct vcpu *v = &vcpus[index];
+
+	(void)userdata;
+	v->works = true;
+	cpu_exit(v->cpu);
+}
+
 /* Replaces tcg_cpu_exec(): the same, but only with a turn. */
 int vcpu_exec(CPUState *cpu)
 {
@@ -141,6 +151,9 @@ int vcpu_exec(CPUState *cpu)
 
 	if (v) {
 		v->cpu = cpu;
+		if (v->works && !turn_wait(v, VCPU_WORKING))
+			return EXCP_INTERRUPT;
+		v->works = false;
 		if (!turn_take(v))
 			return EXCP_INTERRUPT;
 		/* Back from a kick with the turn it had: the quantum goes on. */
@@ -167,7 +180,7 @@ void vcpu_idle_wait(struct vcpu *v, pthread_cond_t *cond, pthread_mutex_t *mutex
 	remember_cond(cond, v);
 	WRITE_ONCE(big_lock, mutex);
 	pthread_mutex_unlock(mutex);
-	turn_wait_idle(v);
+	turn_wait(v, VCPU_IDLE);
 	pthread_mutex_lock(mutex);
 	/* QEMU looks for work next, with the lock held: nothing before now is missed. */
 	__atomic_store_n(&v->kicked, false, __ATOMIC_SEQ_CST);
@@ -187,6 +200,8 @@ static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 							  qemu_plugin_tb_n_insns(tb));
 	qemu_plugin_register_vcpu_tb_exec_cond_cb(tb, quantum_end, QEMU_PLUGIN_CB_NO_REGS,
 						  QEMU_PLUGIN_COND_GE, entry, SCORE_END, NULL);
+	if (work_is_in(tb))
+		qemu_plugin_register_vcpu_tb_exec_cb(tb, work_begins, QEMU_PLUGIN_CB_NO_REGS, NULL);
 }
 
 static void vcpu_init(qemu_plugin_id_t id, unsigned int index)

@@ -17,6 +17,7 @@
  *	vcpu.c		counting instructions, a vCPU's life: run, halt, wake
  *	mainloop.c	QEMU's main loop: timers are served in virtual time
  *	clock.c		what the guest and QEMU read as the time
+ *	work.c		the instruction of programs that only keep a CPU busy
  *	smt.c		the speed of a CPU whose sibling is busy
  *	interpose.c	the C library functions that QEMU calls through us
  *	patch.c		the QEMU functions that are replaced
@@ -59,6 +60,7 @@ struct options {
 enum vcpu_state {
 	VCPU_OFF, /* not started */
 	VCPU_IDLE, /* halted or stopped: does not hold back virtual time */
+	VCPU_WORKING, /* busy until it is interrupted: the same, but not idle */
 	VCPU_READY, /* wants a turn */
 	VCPU_RUNNING, /* has a turn */
 };
@@ -80,6 +82,7 @@ struct vcpu {
 	bool is_fresh; /* has a new turn, for which no quantum has begun */
 	bool yields; /* left its turn, on its way out of cpu_exec() */
 	bool halting; /* between QEMU's idle and resume callbacks */
+	bool works; /* has nothing to execute until it is interrupted (work.c) */
 	CPUState *cpu;
 
 	/* Set by whoever kicks the vCPU. */
@@ -90,8 +93,9 @@ struct vcpu {
 	uint64_t quanta;
 	uint64_t clock_reads;
 	int64_t idle_ns;
+	int64_t work_ns;
 	int64_t shared_ns; /* time in which an SMT sibling was busy */
-	int64_t idle_since_ns;
+	int64_t waits_since_ns; /* idle or working */
 } __attribute__((aligned(128)));
 
 struct counters {
@@ -121,7 +125,7 @@ extern __thread struct vcpu *self;
 void turn_init(void);
 bool turn_take(struct vcpu *v);
 bool turn_extend(struct vcpu *v);
-void turn_wait_idle(struct vcpu *v);
+bool turn_wait(struct vcpu *v, enum vcpu_state state);
 void turn_wake(struct vcpu *v);
 void turn_release_all(void);
 int64_t turn_now(void);
@@ -152,6 +156,9 @@ int64_t clock_now(void);
 void clock_freeze_main(int64_t now_ns);
 int64_t clock_ticks(void);
 int64_t real_now(void);
+
+/* work.c */
+bool work_is_in(const struct qemu_plugin_tb *tb);
 
 /* smt.c */
 uint32_t smt_cost_ps(const struct vcpu *v);

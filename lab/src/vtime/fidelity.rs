@@ -77,6 +77,8 @@ pub struct VcpuFidelity {
     pub instructions: u64,
     /// Virtual nanoseconds halted.
     pub idle_ns: i64,
+    /// Virtual nanoseconds of work that was not executed (`lab/vtime/work.c`).
+    pub work_ns: i64,
     /// Virtual nanoseconds executed while a sibling was busy.
     pub shared_ns: i64,
 }

@@ -26,6 +26,7 @@ sources!(
     "main.c",
     "turn.c",
     "vcpu.c",
+    "work.c",
     "mainloop.c",
     "clock.c",
     "smt.c",

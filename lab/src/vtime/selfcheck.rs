@@ -22,6 +22,8 @@ pub struct SelfCheck {
     pub loop_all_percent: f64,
     /// The same on all threads of all cores, against the SMT model's prediction; none without SMT.
     pub loop_siblings_percent: Option<f64>,
+    /// The same on one thread whose sibling works (`lab/vtime/work.c`); none without SMT.
+    pub beside_work_percent: Option<f64>,
     /// How much longer than 10 ms the second half of 20 ms of sleep took, in nanoseconds.
     pub sleep_error_ns: f64,
     /// An inter-processor interrupt and its answer, system call included; none with one core.

@@ -13,8 +13,9 @@
  *	loop_alone	a loop of known length on one CPU
  *	loop_all	the same on one thread of every core at once
  *	loop_siblings	the same on all threads of all cores: the SMT model
+ *	beside_work	a loop on one thread while its sibling works (work.c)
  *	sleep		how much longer 20 ms of sleep take than 10 ms
- *	ipi		membarrier() with another CPU of the process running
+ *	ipi		membarrier() with another CPU of the process working
  */
 #define _GNU_SOURCE
 #include <linux/membarrier.h>
@@ -30,8 +31,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ROUNDS 25
-#define LOOP_NS 1000000.0 /* shorter than the time between ticks */
+#define ROUNDS 51
+#define LOOP_NS 600000.0 /* beside a busy sibling, a quarter of the time between ticks */
 #define SETTLE_S 5
 #define MAX_CPUS 1024
 #define MAX_THREADS 4096 /* of sysfs' thread_siblings_list, in characters */
@@ -79,6 +80,16 @@ static void execute(uint64_t insns)
 	__asm__ volatile("1: subs %0, %0, #1\n\tb.ne 1b" : "+r"(rounds) : : "cc");
 #else
 #error "no loop of known length for this architecture"
+#endif
+}
+
+/* Passes the time until the next interrupt. */
+static void work(void)
+{
+#if defined(__x86_64__)
+	__asm__ volatile("nopl 0x4d41574b(%rax)");
+#else
+	execute(1000);
 #endif
 }
 
@@ -156,15 +167,51 @@ static double median_sleep(long ns)
 	return median(taken, ROUNDS);
 }
 
-static volatile bool stop_spinning;
+static volatile bool stop_working;
 
-static void *spin(void *argument)
+static void *keep_working(void *argument)
 {
 	pin(*(int *)argument);
 	pthread_barrier_wait(&barrier);
-	while (!stop_spinning)
-		execute(1000);
+	while (!stop_working)
+		work();
 	return NULL;
+}
+
+/* Another CPU works from here on, until stop_working is set. */
+static pthread_t start_working(int *cpu)
+{
+	pthread_t thread;
+
+	pthread_barrier_init(&barrier, NULL, 2);
+	stop_working = false;
+	if (pthread_create(&thread, NULL, keep_working, cpu)) {
+		perror("vtime-check: cannot start a thread");
+		exit(2);
+	}
+	pthread_barrier_wait(&barrier);
+	execute(1000000);
+	return thread;
+}
+
+/* The deviation from the predicted time, in percent. */
+static double beside_work(int cpu, int sibling, uint64_t insns, double predicted_ns)
+{
+	double taken[ROUNDS];
+	pthread_t thread;
+
+	pin(cpu);
+	thread = start_working(&sibling);
+	for (int i = 0; i < ROUNDS; i++) {
+		const double start = now_ns();
+
+		execute(insns);
+		taken[i] = now_ns() - start;
+		execute(insns / 2 + insns * i / ROUNDS);
+	}
+	stop_working = true;
+	pthread_join(thread, NULL);
+	return (median(taken, ROUNDS) / predicted_ns - 1) * 100;
 }
 
 /* membarrier() interrupts each CPU that runs a thread of ours and waits for its answer. */
@@ -177,15 +224,8 @@ static double median_ipi(int from, int to)
 		perror("vtime-check: membarrier");
 		return -1;
 	}
-	pthread_barrier_init(&barrier, NULL, 2);
-	stop_spinning = false;
-	if (pthread_create(&thread, NULL, spin, &to)) {
-		perror("vtime-check: cannot start a thread");
-		return -1;
-	}
 	pin(from);
-	pthread_barrier_wait(&barrier);
-	execute(1000000);
+	thread = start_working(&to);
 	for (int i = 0; i < 101; i++) {
 		const double start = now_ns();
 
@@ -193,7 +233,7 @@ static double median_ipi(int from, int to)
 		taken[i] = now_ns() - start;
 		execute(10000);
 	}
-	stop_spinning = true;
+	stop_working = true;
 	pthread_join(thread, NULL);
 	return median(taken, 101);
 }
@@ -244,7 +284,7 @@ int main(int argc, char **argv)
 		     window_ns = argc == 4 ? atof(argv[2]) : 0;
 	const double smt_factor = argc == 4 ? atof(argv[3]) : 0;
 	const uint64_t insns = LOOP_NS * mips / 1000;
-	double alone, all, siblings = 0, sleep_error, ipi = 0;
+	double alone, all, siblings, beside, sleep_error, ipi = 0;
 	bool holds = true;
 
 	if (mips <= 0 || window_ns <= 0 || smt_factor <= 0) {
@@ -263,8 +303,10 @@ int main(int argc, char **argv)
 	printf(", \"loop_alone_percent\": %.3f, \"loop_all_percent\": %.3f", alone, all);
 	if (sibling_of_first >= 0) {
 		siblings = loop_deviation(online, nr_online, insns, LOOP_NS / smt_factor);
-		holds = holds && is_near(siblings, 1);
-		printf(", \"loop_siblings_percent\": %.3f", siblings);
+		beside = beside_work(online[0], sibling_of_first, insns, LOOP_NS / smt_factor);
+		holds = holds && is_near(siblings, 1) && is_near(beside, 1);
+		printf(", \"loop_siblings_percent\": %.3f, \"beside_work_percent\": %.3f", siblings,
+		       beside);
 	}
 	sleep_error = median_sleep(20000000) - median_sleep(10000000) - 1e7;
 	holds = holds && is_near(sleep_error, window_ns);
