@@ -21,6 +21,15 @@
 
 #define QEMU_API __attribute__((weak))
 
+/* GLib's, which QEMU is linked with. */
+typedef struct {
+	uint8_t *data;
+	unsigned int size;
+} GByteArray;
+
+QEMU_API GByteArray *g_byte_array_new(void);
+QEMU_API uint8_t *g_byte_array_free(GByteArray *array, int free_data);
+
 typedef uint64_t qemu_plugin_id_t;
 
 struct qemu_plugin_tb;
@@ -47,7 +56,7 @@ typedef struct {
 	size_t offset;
 } qemu_plugin_u64;
 
-enum { QEMU_PLUGIN_CB_NO_REGS = 0 };
+enum { QEMU_PLUGIN_CB_NO_REGS = 0, QEMU_PLUGIN_CB_RW_REGS = 2 };
 enum { QEMU_PLUGIN_COND_GE = 7 };
 enum { QEMU_PLUGIN_INLINE_ADD_U64 = 0 };
 
@@ -64,6 +73,8 @@ QEMU_API struct qemu_plugin_insn *qemu_plugin_tb_get_insn(const struct qemu_plug
 							  size_t index);
 QEMU_API size_t qemu_plugin_insn_size(const struct qemu_plugin_insn *insn);
 QEMU_API size_t qemu_plugin_insn_data(const struct qemu_plugin_insn *insn, void *dest, size_t size);
+QEMU_API uint64_t qemu_plugin_insn_vaddr(const struct qemu_plugin_insn *insn);
+QEMU_API bool qemu_plugin_read_memory_vaddr(uint64_t address, GByteArray *data, size_t size);
 QEMU_API void qemu_plugin_register_vcpu_tb_exec_cb(struct qemu_plugin_tb *tb, exec_cb cb, int flags,
 						   void *userdata);
 QEMU_API void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t id, tb_cb cb);
@@ -85,6 +96,8 @@ QEMU_API int cpu_exec(CPUState *cpu);
 QEMU_API void cpu_exec_start(CPUState *cpu);
 QEMU_API void cpu_exec_end(CPUState *cpu);
 QEMU_API void cpu_exit(CPUState *cpu);
+QEMU_API void cpu_loop_exit_restore(CPUState *cpu, uintptr_t host_address);
+QEMU_API void tb_flush(CPUState *cpu);
 
 /* What cpu_exec() returns when it was asked to leave (include/exec/cpu-common.h). */
 enum { EXCP_INTERRUPT = 0x10000 };

@@ -76,9 +76,11 @@ void report_write(const char *end)
 		"  \"turns_given\": %" PRIu64 ",\n  \"quanta\": %" PRIu64
 		",\n  \"slow_quanta\": %" PRIu64 ",\n  \"idle_jumps\": %" PRIu64
 		",\n  \"timer_calls\": %" PRIu64 ",\n  \"notify_calls\": %" PRIu64
-		",\n  \"host_calls\": %" PRIu64 ",\n  \"clock_reads\": %" PRIu64 ",\n",
+		",\n  \"host_calls\": %" PRIu64 ",\n  \"clock_reads\": %" PRIu64
+		",\n  \"stale_breakpoints\": %" PRIu64 ",\n",
 		counters.turns, quanta, counters.slow_quanta, counters.jumps, counters.timer_calls,
-		counters.notify_calls, counters.host_calls, clock_reads);
+		counters.notify_calls, counters.host_calls, clock_reads,
+		counters.stale_breakpoints);
 	write_vcpus(f);
 	fprintf(f, "}\n");
 	/* Whoever waits for the report sees all of it or nothing. */

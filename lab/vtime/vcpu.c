@@ -200,6 +200,7 @@ static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 							  qemu_plugin_tb_n_insns(tb));
 	qemu_plugin_register_vcpu_tb_exec_cond_cb(tb, quantum_end, QEMU_PLUGIN_CB_NO_REGS,
 						  QEMU_PLUGIN_COND_GE, entry, SCORE_END, NULL);
+	breakpoint_watch(tb);
 	if (work_is_in(tb))
 		qemu_plugin_register_vcpu_tb_exec_cb(tb, work_begins, QEMU_PLUGIN_CB_NO_REGS, NULL);
 }

@@ -17,6 +17,7 @@
  *	vcpu.c		counting instructions, a vCPU's life: run, halt, wake
  *	mainloop.c	QEMU's main loop: timers are served in virtual time
  *	clock.c		what the guest and QEMU read as the time
+ *	breakpoint.c	breakpoints of the kernel's patching that are gone
  *	work.c		the instruction of programs that only keep a CPU busy
  *	smt.c		the speed of a CPU whose sibling is busy
  *	interpose.c	the C library functions that QEMU calls through us
@@ -105,6 +106,7 @@ struct counters {
 	uint64_t timer_calls; /* main loop called because a timer was due */
 	uint64_t notify_calls; /* main loop called by a vCPU */
 	uint64_t host_calls; /* main loop woken from outside */
+	uint64_t stale_breakpoints; /* found gone, and not executed */
 	uint64_t broken; /* a CPU was found beyond its window */
 	int64_t beyond_max_ns; /* how far beyond the end of its turn at most */
 	int64_t late_max_ns; /* a timer was served this late at most */
@@ -156,6 +158,9 @@ int64_t clock_now(void);
 void clock_freeze_main(int64_t now_ns);
 int64_t clock_ticks(void);
 int64_t real_now(void);
+
+/* breakpoint.c */
+void breakpoint_watch(struct qemu_plugin_tb *tb);
 
 /* work.c */
 bool work_is_in(const struct qemu_plugin_tb *tb);

@@ -66,6 +66,8 @@ pub struct Fidelity {
     pub host_calls: u64,
     /// Readings of the clock by vCPUs.
     pub clock_reads: u64,
+    /// Breakpoints that a CPU would have executed after the kernel had taken them away (`breakpoint.c`).
+    pub stale_breakpoints: u64,
     /// What each vCPU did.
     pub vcpus: Vec<VcpuFidelity>,
 }

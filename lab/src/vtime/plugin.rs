@@ -27,6 +27,7 @@ sources!(
     "turn.c",
     "vcpu.c",
     "work.c",
+    "breakpoint.c",
     "mainloop.c",
     "clock.c",
     "smt.c",
