@@ -297,13 +297,32 @@ void BPF_STRUCT_OPS(magpie_enable, struct task_struct *p)
 	ts->charged = p->se.sum_exec_runtime;
 }
 
-/* It goes to another class, or ends: it may do so from the queue, without running again. */
+/* A task that is not ours has the CPU: its ticks tell of nothing that waits. */
+static __always_inline void lose_tick(s32 cpu)
+{
+	struct cpu_state *state = state_of(cpu);
+
+	WRITE_ONCE(state->has_no_tick, 1);
+	if (preferred_enabled)
+		forget_tick(state);
+}
+
+/*
+ * It goes to another class, or ends: it may do so from the queue, without running again,
+ * and while it runs, for which the kernel makes no call of cpu_release.
+ */
 void BPF_STRUCT_OPS(magpie_disable, struct task_struct *p)
 {
 	struct task_state *ts = task_state(p);
 
 	if (ts)
 		leave_cgroup(ts);
+
+	/* A real-time task from here on: what waits behind it would see no tick. */
+	if (scx_bpf_task_running(p)) {
+		lose_tick(scx_bpf_task_cpu(p));
+		tell_waiting(scx_bpf_task_cpu(p));
+	}
 }
 
 s32 BPF_STRUCT_OPS_SLEEPABLE(magpie_cgroup_init, struct cgroup *cgrp,
@@ -378,11 +397,7 @@ void BPF_STRUCT_OPS(magpie_cpu_online, s32 cpu)
  */
 void BPF_STRUCT_OPS(magpie_cpu_release, s32 cpu, struct scx_cpu_release_args *args)
 {
-	struct cpu_state *state = state_of(cpu);
-
-	WRITE_ONCE(state->has_no_tick, 1);
-	if (preferred_enabled)
-		forget_tick(state);
+	lose_tick(cpu);
 	scx_bpf_reenqueue_local();
 	tell_waiting(cpu);
 }

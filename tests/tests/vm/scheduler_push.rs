@@ -7,43 +7,75 @@ use magpie_tests::scheduler::{
     VT8, boot_for_magpie, counters, grown, json, number, shell, with_and_without,
 };
 
-/// Four hogs that may run on all of eight CPUs, and real-time tasks that take each CPU in turn.
-const LOAD: &str = "(magpie-load hogs --count 4 --seconds 2 & sleep 0.5; \
-                    for cpu in 0 1 2 3 4 5 6 7 0 1 2 3 4 5 6 7; do \
-                    timeout 0.02 taskset -c $cpu chrt -f 50 sh -c 'while :; do :; done'; \
-                    done; wait) >/dev/null 2>&1 &";
+/// Four hogs that may run on all of eight CPUs; each of these, ten times, is taken for 20 ms by a
+/// real-time task that must run there.
+const LOAD: &str = "magpie-load hogs --count 4 --seconds 5 >/dev/null &\n\
+    for cpu in $(seq 0 7); do\n\
+      taskset -c $cpu sh -c \"sleep 0.$((cpu * 4 + 60)); for i in $(seq -s ' ' 10); do\n\
+        chrt -f 50 /usr/bin/timeout 0.02 magpie-load hogs --seconds 9 --count 1; sleep 0.3\n\
+      done\" >/dev/null 2>&1 &\n\
+    done\n\
+    sleep 0.5";
 
-/// Ticks that the unluckiest task waited beside an idle CPU.
-fn longest_wait(guest: &mut Guest, scheduler: &str) -> Result<f64> {
+struct Waits {
+    /// Beside an idle CPU, for more than a quarter of a tick.
+    long: f64,
+    /// In ticks.
+    longest: f64,
+}
+
+fn watch(guest: &mut Guest, scheduler: &str) -> Result<Waits> {
     let before = counters(guest)?;
-    shell(guest, LOAD)?;
-    let found = json(guest, "magpie-load idle-watch --json --seconds 1.3")?;
+    let script = format!(
+        "{{ {LOAD}; }} >/dev/null; magpie-load idle-watch --json --seconds 4 --threshold-ms 1"
+    );
+    let found = json(guest, &script)?;
     let pushes = grown(&before, &counters(guest)?, "push")?;
     let watch = found.pointer("/watches/0").cloned().unwrap_or_default();
-    let ticks = number(&watch, "/longest_ns")? / number(&watch, "/tick_ns")?;
+    let waits = Waits {
+        long: number(&watch, "/violations")?,
+        longest: number(&watch, "/longest_ns")? / number(&watch, "/tick_ns")?,
+    };
     println!(
-        "{scheduler}: {} waits, the longest {ticks:.3} ticks beside an idle CPU; {pushes} pushes",
-        watch["waits"]
+        "{scheduler}: {} waits, {} for long beside an idle CPU, the longest {:.3} ticks; {pushes} pushes",
+        watch["waits"], waits.long, waits.longest
     );
     let preferred = json(guest, "scx_magpie preferred --json")?;
     ensure!(
         preferred["changes"] == 0,
         "real-time tasks were taken for a host that is short of CPUs: {preferred}"
     );
-    shell(guest, "sleep 1")?;
-    Ok(ticks)
+    shell(guest, "sleep 2")?;
+    Ok(waits)
 }
 
 #[test]
 fn who_loses_its_cpu_is_moved_at_once() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |options| {
-        options.packages.push("util-linux".into());
+        // BusyBox's timeout counts in whole seconds.
+        options
+            .packages
+            .extend(["util-linux".into(), "coreutils".into()]);
     })?;
-    let (with, without) = with_and_without(&mut guest, "--no-push", longest_wait)?;
-    ensure!(with <= 1.0, "one waited for {with} ticks");
+    let (with, without) = with_and_without(&mut guest, "--no-push", watch)?;
+    for waits in [&with, &without] {
+        // Who is not pushed is found by a tick, whose work takes a little itself.
+        ensure!(
+            waits.longest <= 1.1,
+            "one waited for {} ticks",
+            waits.longest
+        );
+    }
     ensure!(
-        without > with,
-        "without push none waits longer: {without} ticks, with it {with}"
+        without.long >= 10.0,
+        "hardly any would wait: {}",
+        without.long
+    );
+    ensure!(
+        4.0 * with.long <= without.long,
+        "{} wait for long, without push {}",
+        with.long,
+        without.long
     );
     guest.into_guest().shutdown()
 }
