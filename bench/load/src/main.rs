@@ -1,7 +1,7 @@
 //! `magpie-load`: the load generators and checkers that the bench and the tests run, usually inside
 //! a lab guest. One small program, one subcommand per load; each prints a short text for people or,
 //! with `--json`, one JSON object for programs. Each ends by itself within a bounded time and leaves
-//! nothing behind.
+//! nothing behind; but for `burn`, which is ended by who started it.
 
 mod churn;
 mod core_sharing;
@@ -40,6 +40,10 @@ struct Args {
 #[derive(Subcommand)]
 enum Load {
     Hogs(hogs::Args),
+    /// Be a CPU hog, one process, until killed
+    ///
+    /// In a machine in virtual time, unlike a shell's loop, it costs the host next to nothing.
+    Burn,
     Latency(latency::Args),
     Pipe(pipe::Args),
     Programs(programs::Args),
@@ -79,6 +83,7 @@ fn main() -> ExitCode {
 fn run(load: Load) -> Result<bool> {
     let (finding, json) = match load {
         Load::Hogs(args) => (hogs::run(&args)?, args.json),
+        Load::Burn => sys::burn_forever(),
         Load::Latency(args) => (latency::run(&args)?, args.json),
         Load::Pipe(args) => (pipe::run(&args)?, args.json),
         Load::Programs(args) => (programs::run(&args)?, args.json),

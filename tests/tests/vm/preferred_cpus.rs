@@ -91,7 +91,7 @@ fn preferred(guest: &mut Guest, options: &str) -> Result<Value> {
 /// Starts hogs whose numbers are kept in a file. Nice, or the tests' own commands would wait for them.
 fn start_hogs(guest: &mut Guest, file: &str, count: u32, prefix: &str) -> Result<()> {
     let script = format!(
-        "for i in $(seq {count}); do {prefix} sh -c 'renice 19 $$; while :; do :; done' \
+        "for i in $(seq {count}); do {prefix} sh -c 'renice 19 $$; exec magpie-load burn' \
          >/dev/null 2>&1 & echo $!; done > {file}"
     );
     shell(guest, &script).map(|_| ())

@@ -12,7 +12,7 @@ use magpie_tests::scheduler::{
 const LOAD: &str = "magpie-load hogs --count 4 --seconds 5 >/dev/null &\n\
     for cpu in $(seq 0 7); do\n\
       taskset -c $cpu sh -c \"sleep 0.$((cpu * 4 + 60)); for i in $(seq -s ' ' 10); do\n\
-        chrt -f 50 /usr/bin/timeout 0.02 magpie-load hogs --seconds 9 --count 1; sleep 0.3\n\
+        chrt -f 60 /usr/bin/timeout 0.02 chrt -f 50 magpie-load burn; sleep 0.3\n\
       done\" >/dev/null 2>&1 &\n\
     done\n\
     sleep 0.5";

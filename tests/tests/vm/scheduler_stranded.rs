@@ -49,7 +49,7 @@ fn nothing_is_stranded_behind_a_realtime_task() -> Result<()> {
     })?;
     // Later than idle-watch has begun; itself not real-time, so that the end comes.
     let hogs = "sleep 0.7; for cpu in 1 2; do \
-                timeout 0.5 taskset -c $cpu chrt -f 50 sh -c 'while :; do :; done' & done; wait";
+                timeout 0.5 taskset -c $cpu chrt -f 50 magpie-load burn & done; wait";
     let watch_beside_hogs = |guest: &mut Guest| {
         shell(guest, &format!("({hogs}) >/dev/null 2>&1 &"))?;
         watch(guest, "--seconds 1 --with hackbench")

@@ -102,7 +102,7 @@ fn tasks_are_changed_forked_and_confined() -> Result<()> {
 
         // Real-time tasks own two CPUs for a while; tasks that may run elsewhere do.
         let realtime = "for cpu in 2 6; do (timeout 1 taskset -c $cpu chrt -f 50 \
-            sh -c 'while :; do :; done') >/dev/null 2>&1 & done";
+            magpie-load burn) >/dev/null 2>&1 & done";
         shell(guest, realtime)?;
         must_progress(guest, "--count 6 --seconds 0.8", 0.4)?;
         Ok(())
