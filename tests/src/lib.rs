@@ -104,19 +104,6 @@ pub fn share_of(machine: &Machine) -> Share {
     })
 }
 
-/// Runs a test, and once more if QEMU's emulation broke the kernel: a vCPU can execute a breakpoint of
-/// the kernel's code patching after the kernel has taken it away, as when a scheduler is loaded. It then
-/// panics with `Oops: int3`, whatever the scheduler (docs/lab.md); any other failure is the test's.
-pub fn despite_emulator(test: fn() -> Result<()>) -> Result<()> {
-    match test() {
-        Err(error) if format!("{error:#}").contains("Oops: int3") => {
-            eprintln!("once more, because of the emulator: {error:#}");
-            test()
-        }
-        outcome => outcome,
-    }
-}
-
 /// `cargo test` builds no binaries of other packages: without this a test would boot the agent of an
 /// earlier build.
 pub fn build_agent() -> Result<()> {

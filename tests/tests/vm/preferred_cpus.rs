@@ -3,10 +3,10 @@
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
+use magpie_tests::TestGuest;
 use magpie_tests::scheduler::{
     VT8, boot_for_magpie, counters, grown, json, set_online, shell, under, words,
 };
-use magpie_tests::{TestGuest, despite_emulator};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -151,12 +151,6 @@ fn must_prefer(guest: &mut Guest, expected: &str) -> Result<()> {
 
 #[test]
 fn tasks_interrupts_and_workqueues_use_preferred_cpus_and_no_affinity_changes() -> Result<()> {
-    despite_emulator(
-        tasks_interrupts_and_workqueues_use_preferred_cpus_and_no_affinity_changes_once,
-    )
-}
-
-fn tasks_interrupts_and_workqueues_use_preferred_cpus_and_no_affinity_changes_once() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     let before = following(&mut guest)?;
     let mut allowed = affinities(&mut guest)?;
@@ -235,10 +229,6 @@ fn tasks_interrupts_and_workqueues_use_preferred_cpus_and_no_affinity_changes_on
 
 #[test]
 fn preferred_cpus_may_go_offline() -> Result<()> {
-    despite_emulator(preferred_cpus_may_go_offline_once)
-}
-
-fn preferred_cpus_may_go_offline_once() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     under(&mut guest, "scx_magpie --preferred 1-2", |guest| {
         start_all_hogs(guest, 4)?;
@@ -273,10 +263,6 @@ fn kill(guest: &mut TestGuest) -> Result<()> {
 
 #[test]
 fn a_killed_scheduler_is_recovered_from() -> Result<()> {
-    despite_emulator(a_killed_scheduler_is_recovered_from_once)
-}
-
-fn a_killed_scheduler_is_recovered_from_once() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     let before = following(&mut guest)?;
     let allowed = affinities(&mut guest)?;
@@ -326,10 +312,6 @@ fn a_killed_scheduler_is_recovered_from_once() -> Result<()> {
 
 #[test]
 fn alone_it_leaves_the_rest_plain() -> Result<()> {
-    despite_emulator(alone_it_leaves_the_rest_plain_once)
-}
-
-fn alone_it_leaves_the_rest_plain_once() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     under(
         &mut guest,

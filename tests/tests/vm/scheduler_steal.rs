@@ -82,8 +82,9 @@ fn near_work_is_taken_first_and_only_what_may_run_here() -> Result<()> {
                 "confined tasks were stolen by another LLC: {confined:?}"
             );
         }
-        // One CPU per LLC: there is nobody nearer.
-        let far = steals(guest, &format!("taskset -c 1,6 {hackbench}"))?;
+        // One CPU per LLC: there is nobody nearer. For longer, so that what the system's other tasks
+        // do meanwhile counts little.
+        let far = steals(guest, "taskset -c 1,6 hackbench -g 1 -l 1000")?;
         ensure!(
             far.node > 10 * (far.sibling + far.llc),
             "two LLCs must steal from each other: {far:?}"
