@@ -303,12 +303,15 @@ fn list(root: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
+    /// Written by another process: a file that is open for writing cannot be executed, and a test
+    /// beside this one may fork just then, with whatever is open here.
     fn program(path: &Path, script: &str) {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"";
+        let mut shell = Command::new("sh");
+        shell.args(["-c", write]).arg(path).arg(script);
+        assert!(shell.status().unwrap().success());
     }
 
     #[test]

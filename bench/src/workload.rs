@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
 use crate::stats::Better;
@@ -247,7 +247,8 @@ impl Metric {
     /// Finds the metric in a run's output, which took so many seconds.
     ///
     /// # Errors
-    /// When the number is not there; the error shows the output's end.
+    /// When the number is not there, or is a rate of zero, as a run gives that was too short to finish
+    /// anything: compared with another, that would be a difference. The error shows the output's end.
     pub fn read(&self, output: &str, seconds: f64) -> Result<f64> {
         let found = match (&self.after, &self.json) {
             (Some(text), _) => output.split(text.as_str()).nth(1).and_then(first_number),
@@ -261,9 +262,16 @@ impl Metric {
             .map_or("", String::as_str);
         let end: Vec<&str> = output.lines().rev().take(5).collect();
         let end = end.into_iter().rev().collect::<Vec<_>>().join("\n");
-        found
-            .filter(|number| number.is_finite())
-            .with_context(|| format!("the output has no number at `{what}`; it ends with:\n{end}"))
+        let number = found.filter(|number| number.is_finite()).with_context(|| {
+            format!("the output has no number at `{what}`; it ends with:\n{end}")
+        })?;
+        ensure!(
+            self.better == Better::Lower || number > 0.0,
+            "a result of {number} {}: the run was too short to finish anything, or failed; its \
+             output ends with:\n{end}",
+            self.unit
+        );
+        Ok(number)
     }
 }
 
@@ -369,6 +377,10 @@ mod tests {
         assert_eq!(find("redis").metric[0].read(redis, 9.0).unwrap(), 41666.67);
         let iperf3 = "{\n  \"end\": {\n \"sum_received\": { \"bits_per_second\": 2.5e9 }\n}\n}\n";
         assert_eq!(find("iperf3").metric[0].read(iperf3, 9.0).unwrap(), 2.5e9);
+        let tbench = |rate| format!("Throughput {rate} MB/sec  4 clients  4 procs");
+        let read = |rate| find("tbench").metric[0].read(&tbench(rate), 9.0);
+        assert_eq!(read("12.5").unwrap(), 12.5);
+        assert!(read("0").unwrap_err().to_string().contains("too short"));
         // SQLite's shell says nothing: its time is that of the run.
         assert_eq!(find("sqlite").metric[0].read("", 1.25).unwrap(), 1.25);
     }
