@@ -348,8 +348,10 @@ fn list_machines(args: &Machines) -> Result<u8> {
     match &args.json {
         Some(path) => write_json(path, &json!(machines))?,
         None => {
+            let lengths = machines.iter().map(|machine| machine.name.len());
+            let width = lengths.max().unwrap_or(0);
             for machine in machines {
-                println!("{:<12}{}", machine.name, machine.description);
+                println!("{:<width$}  {}", machine.name, machine.description);
             }
         }
     }
@@ -382,18 +384,15 @@ fn check_machine(args: &Check) -> Result<u8> {
 fn check_time(guest: &mut Guest, machine: &Machine, timeout: u64) -> Result<()> {
     let timeout = Duration::from_secs(timeout);
     let check = vtime::selfcheck::run(guest, machine, timeout)?;
+    let percent = |value: Option<f64>, on: &str| {
+        value.map_or_else(String::new, |value| format!(", {value:+.3} % {on}"))
+    };
     println!(
         "loops: {:+.3} % alone, {:+.3} % on all cores{}{}; sleep {:+.0} ns{}",
         check.loop_alone_percent,
         check.loop_all_percent,
-        check
-            .loop_siblings_percent
-            .map(|percent| format!(", {percent:+.3} % on all threads"))
-            .unwrap_or_default(),
-        check
-            .beside_work_percent
-            .map(|percent| format!(", {percent:+.3} % beside a thread that works"))
-            .unwrap_or_default(),
+        percent(check.loop_siblings_percent, "on all threads"),
+        percent(check.beside_work_percent, "beside a thread that works"),
         check.sleep_error_ns,
         check
             .ipi_round_trip_ns
