@@ -428,6 +428,19 @@ int64_t turn_now(void)
 	return __atomic_load_n(&now_ns, __ATOMIC_ACQUIRE);
 }
 
+/*
+ * The main loop has a reason to return from ppoll(). While it is on its way, time may not
+ * go past the timer that it knows of: a window from here could end almost two after it,
+ * if the last one had been used up.
+ */
+static void expect_main(void)
+{
+	const int64_t end = now_ns + options.window_ns;
+
+	main_state = MAIN_CALLED;
+	main_hold_ns = main_deadline_ns < end ? main_deadline_ns : end;
+}
+
 void turn_main_waits(int64_t deadline_ns, int eventfd)
 {
 	turn_lock();
@@ -436,8 +449,7 @@ void turn_main_waits(int64_t deadline_ns, int eventfd)
 	if (main_renotified) {
 		/* Notified while busy: whether ppoll() sees it is a race, so make sure. */
 		main_renotified = false;
-		main_state = MAIN_CALLED;
-		main_hold_ns = now_ns + options.window_ns;
+		expect_main();
 		call_main = true;
 	} else {
 		main_state = MAIN_WAITS;
@@ -451,8 +463,7 @@ void turn_main_woken(void)
 	turn_lock();
 	if (main_state == MAIN_WAITS) {
 		counters.host_calls++;
-		main_hold_ns = now_ns + options.window_ns;
-		main_state = MAIN_CALLED;
+		expect_main();
 	}
 	while (options.deterministic && running) {
 		const uint32_t word = main_word;
@@ -481,8 +492,7 @@ void turn_main_notified(int fd)
 	turn_lock();
 	if (main_state == MAIN_WAITS && mainloop_polls(fd)) {
 		counters.notify_calls++;
-		main_state = MAIN_CALLED;
-		main_hold_ns = now_ns + options.window_ns;
+		expect_main();
 		WRITE_ONCE(wanted, true);
 	} else if (main_state == MAIN_BUSY) {
 		main_renotified = true;
