@@ -190,28 +190,20 @@ static pthread_t start_working(int *cpu)
 		exit(2);
 	}
 	pthread_barrier_wait(&barrier);
+	pthread_barrier_destroy(&barrier);
 	execute(1000000);
 	return thread;
 }
 
-/* The deviation from the predicted time, in percent. */
+/* The same as loop_deviation() of one CPU, while its sibling works. */
 static double beside_work(int cpu, int sibling, uint64_t insns, double predicted_ns)
 {
-	double taken[ROUNDS];
-	pthread_t thread;
+	pthread_t thread = start_working(&sibling);
+	const double deviation = loop_deviation(&cpu, 1, insns, predicted_ns);
 
-	pin(cpu);
-	thread = start_working(&sibling);
-	for (int i = 0; i < ROUNDS; i++) {
-		const double start = now_ns();
-
-		execute(insns);
-		taken[i] = now_ns() - start;
-		execute(insns / 2 + insns * i / ROUNDS);
-	}
 	stop_working = true;
 	pthread_join(thread, NULL);
-	return (median(taken, ROUNDS) / predicted_ns - 1) * 100;
+	return deviation;
 }
 
 /* membarrier() interrupts each CPU that runs a thread of ours and waits for its answer. */
