@@ -46,7 +46,7 @@ static __always_inline s32 pick_idle_for(struct task_struct *p)
 }
 
 /* Have an idle CPU look for the waiting task; whether there was one. */
-static __always_inline bool kick_idle_for(struct task_struct *p)
+__noinline bool kick_idle_for(struct task_struct *p __arg_trusted)
 {
 	s32 idle = pick_idle_for(p);
 
@@ -71,12 +71,13 @@ static __always_inline bool kick_idle_for(struct task_struct *p)
  */
 __noinline bool offer_waiting(s32 cpu)
 {
+	struct cpu_state *state = state_of(cpu);
 	struct task_struct *waiting;
 	bool may_move = false;
-	u32 looks = 0;
 
+	state->walked = 0;
 	bpf_for_each(scx_dsq, waiting, cpu, 0) {
-		if (++looks > TICK_LOOKS)
+		if (++state->walked > TICK_LOOKS)
 			break;
 		if (is_pinned(waiting))
 			continue;
@@ -86,7 +87,7 @@ __noinline bool offer_waiting(s32 cpu)
 			break; /* nothing idles */
 	}
 
-	return may_move || looks > TICK_LOOKS;
+	return may_move || state->walked > TICK_LOOKS;
 }
 
 /* Offer what waits here, and tell of what does. */

@@ -46,6 +46,7 @@ struct cpu_state {
 	u64 paced_clock;
 	u64 pace; /* how fast its clock goes, moving average; see balance.bpf.h */
 	u32 waiting; /* tasks that may leave, at the last tick */
+	u32 walked; /* of its queue, by who walks along it; in memory for the verifier */
 	u64 last_tick; /* 0 while idle; for late ticks */
 	u64 woke_at; /* when a wakeup was last made from here */
 	u64 late_ns; /* sum of what ticks came late by */

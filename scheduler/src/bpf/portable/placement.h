@@ -78,7 +78,8 @@ static inline bool is_perfect(const struct placement *at, u32 cpu)
 }
 
 /* One CPU that is known by name. */
-static inline bool take(struct placement *at, const struct task_struct *task, u32 cpu)
+__proved_once bool take(struct placement *at __arg_nonnull, struct task_struct *task __arg_trusted,
+			u32 cpu)
 {
 	/* The cheapest question first: on a busy machine it is also the last. */
 	if (!is_free(at, cpu) || !may_place(task, cpu) || !is_perfect(at, cpu) ||
@@ -165,7 +166,8 @@ __proved_once int search_beyond(struct placement *at __arg_nonnull,
 }
 
 /* Any idle CPU, nearest to the previous one first. */
-static inline int search_idle(struct placement *at, struct task_struct *task)
+__proved_once int search_idle(struct placement *at __arg_nonnull,
+			      struct task_struct *task __arg_trusted)
 {
 	u32 llc = cpu_to_llc(at->previous);
 	u32 at_home;
