@@ -208,12 +208,14 @@ static __always_inline bool take_turn(struct llc_state *llc, s32 cpu, u64 now)
 	return __sync_val_compare_and_swap(&llc->next_turn, due, now + SHORTEST_TURN_NS) == due;
 }
 
-/* This CPU has had its turn: another is next. */
-static __always_inline void pass_turn(struct llc_state *llc, s32 cpu)
+/* This CPU has had its turn, and found something or not. */
+static __always_inline void pass_turn(struct llc_state *llc, s32 cpu, bool found, u64 now)
 {
 	u32 next = offset_of(cpu) + 1;
 
 	WRITE_ONCE(llc->turn, next < llc_of(topology_of(cpu)->llc)->size ? next : 0);
+	if (!found)
+		WRITE_ONCE(llc->next_turn, now + LONGEST_TURN_NS);
 }
 
 /*
@@ -257,7 +259,7 @@ __noinline u32 find_busier_llc(u32 own, bool may_rotate)
 /*
  * From another LLC, in this CPU's turn to look for all of its own. At a tick all CPUs
  * there may be between two tasks, so that not one of them has a task waiting: they soon
- * will, so it tries again, and so does the next CPU, whose turn comes at once.
+ * will.
  */
 static __always_inline bool pull_far(s32 cpu, u64 now)
 {
@@ -268,11 +270,8 @@ static __always_inline bool pull_far(s32 cpu, u64 now)
 	u32 i;
 
 	count_event(state_of(cpu), EVENT_TURN, 1);
-	pass_turn(own, cpu);
-	if (busier == NO_PLACE) {
-		WRITE_ONCE(own->next_turn, now + LONGEST_TURN_NS);
+	if (busier == NO_PLACE)
 		return false;
-	}
 
 	bpf_for(i, 0, TRIES_IN_TURN) {
 		found = steal_from_llc(cpu, busier, spread_start(cpu, busier));
@@ -282,8 +281,6 @@ static __always_inline bool pull_far(s32 cpu, u64 now)
 
 	if (found)
 		WRITE_ONCE(own->next_rotation, now + ROTATION_INTERVALS * balance_interval_ns);
-	else
-		WRITE_ONCE(own->next_turn, now);
 	return found;
 }
 
@@ -304,8 +301,10 @@ static __always_inline bool pull_when_unbalanced(s32 cpu, u64 vruntime)
 		found = pull_near(cpu, vruntime);
 	}
 
-	if (nr_llcs > 1 && !found && take_turn(own, cpu, now))
+	if (nr_llcs > 1 && !found && take_turn(own, cpu, now)) {
 		found = pull_far(cpu, now);
+		pass_turn(own, cpu, found, now);
+	}
 
 	if (found) {
 		note_waiting(cpu, scx_bpf_dsq_nr_queued(cpu) + 1);
