@@ -1,8 +1,9 @@
 //! Integration tests: every mechanism in a real kernel.
 //!
-//! What the tests share: guests, each with its part of the host. One in real time has the host for
-//! itself: beside others it would be slowed down until time limits are missed, which would say nothing
-//! about what is tested. Two in virtual time, which do not notice, share it.
+//! What the tests share: guests, each with its part of the host. Two that do not mind share it: one in
+//! virtual time, or a small one whose test has time to spare. Others have the host for themselves:
+//! they would be slowed down until time limits are missed, which would say nothing about what is
+//! tested.
 //! What the scheduler's tests share on top of that is in [`scheduler`].
 
 pub mod limit;
@@ -28,6 +29,9 @@ struct Host {
 
 impl Host {
     const PARTS: u32 = 2;
+
+    /// vCPUs of a guest in real time that boots in time beside another one.
+    const FEW_CPUS: u32 = 8;
 
     /// Waits until as many parts are free.
     fn take(&'static self, parts: u32) -> Share {
@@ -83,25 +87,38 @@ impl DerefMut for TestGuest {
 
 /// Boots a preset or what `change` makes of it.
 pub fn boot(machine: &str, change: impl FnOnce(&mut GuestOptions)) -> Result<TestGuest> {
+    let options = options(machine, change)?;
+    let share = share_of(&options.machine);
+    boot_in(share, &options)
+}
+
+/// The same, but nothing else runs meanwhile: for what measures real time.
+pub fn boot_alone(machine: &str, change: impl FnOnce(&mut GuestOptions)) -> Result<TestGuest> {
+    let options = options(machine, change)?;
+    boot_in(HOST.take(Host::PARTS), &options)
+}
+
+fn options(machine: &str, change: impl FnOnce(&mut GuestOptions)) -> Result<GuestOptions> {
     build_agent()?;
     let mut options = GuestOptions {
         machine: Machine::find(machine)?,
         ..GuestOptions::default()
     };
     change(&mut options);
-    let share = share_of(&options.machine);
+    Ok(options)
+}
+
+fn boot_in(share: Share, options: &GuestOptions) -> Result<TestGuest> {
     Ok(TestGuest {
-        guest: Some(Guest::boot(&options)?),
+        guest: Some(Guest::boot(options)?),
         _share: share,
     })
 }
 
 /// Waits for the part of the host that a guest on this machine needs.
 pub fn share_of(machine: &Machine) -> Share {
-    HOST.take(match machine.virtual_time {
-        Some(_) => 1,
-        None => Host::PARTS,
-    })
+    let may_share = machine.virtual_time.is_some() || machine.cpus() <= Host::FEW_CPUS;
+    HOST.take(if may_share { 1 } else { Host::PARTS })
 }
 
 /// `cargo test` builds no binaries of other packages: without this a test would boot the agent of an

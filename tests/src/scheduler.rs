@@ -5,7 +5,7 @@
 //! on what else the host does, so that a bar of 1 % can be held against one run, and a single task
 //! that waits beside an idle CPU for longer than a tick is a fault of the scheduler.
 
-use crate::{TestGuest, boot};
+use crate::{TestGuest, boot, boot_alone};
 use anyhow::{Context, Result, bail, ensure};
 use magpie_lab::{Guest, GuestOptions, guest, place};
 use serde_json::Value;
@@ -55,12 +55,26 @@ fn build() -> Result<PathBuf> {
 
 /// Boots a machine with scx_magpie, magpie-load and hackbench.
 pub fn boot_for_magpie(machine: &str, change: impl FnOnce(&mut GuestOptions)) -> Result<TestGuest> {
-    let files = vec![program("scx_magpie")?, program("magpie-load")?];
+    let files = programs()?;
     boot(machine, |options| {
-        options.files = files;
-        options.packages = vec!["rt-tests".into()];
+        add_magpie(options, files);
         change(options);
     })
+}
+
+/// The same, but nothing else runs meanwhile: for what measures real time.
+pub fn boot_for_magpie_alone(machine: &str) -> Result<TestGuest> {
+    let files = programs()?;
+    boot_alone(machine, |options| add_magpie(options, files))
+}
+
+fn programs() -> Result<Vec<PathBuf>> {
+    Ok(vec![program("scx_magpie")?, program("magpie-load")?])
+}
+
+fn add_magpie(options: &mut GuestOptions, files: Vec<PathBuf>) {
+    options.files = files;
+    options.packages = vec!["rt-tests".into()];
 }
 
 /// Words as the arguments of a command.

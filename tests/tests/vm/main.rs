@@ -1,5 +1,5 @@
-//! All tests in virtual machines, as one program: so two guests in virtual time run at once, whatever
-//! they test, and the program is linked once. In real time a guest waits until it has the host alone.
+//! All tests in virtual machines, as one program: so two guests that do not mind run at once, whatever
+//! they test, and the program is linked once. One that measures real time waits until it is alone.
 
 mod bench_verdicts;
 mod lab_guest;

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
 use magpie_tests::limit::Limit;
-use magpie_tests::scheduler::{boot_for_magpie, json, number, shell, under};
+use magpie_tests::scheduler::{boot_for_magpie_alone, json, number, shell, under};
 use std::time::{Duration, Instant};
 
 const SCHEDULER: &str = "scx_magpie --preferred off --period 1000";
@@ -35,7 +35,7 @@ fn vcpu_seconds(guest: &mut Guest) -> Result<f64> {
 
 #[test]
 fn the_estimate_is_what_the_host_withholds() -> Result<()> {
-    let mut guest = boot_for_magpie("tiny2", |_| {})?;
+    let mut guest = boot_for_magpie_alone("tiny2")?;
     let vcpus = guest.qemu_threads()?.len() as f64;
     under(&mut guest, SCHEDULER, |guest| {
         shell(guest, "sleep 3")?;
