@@ -51,12 +51,13 @@ pub struct Args {
     /// Length of an idle period
     #[arg(long, default_value = "0.0006", value_parser = sys::parse_seconds)]
     idle: Duration,
-    /// About how many of them; fewer where it takes long to start the work
+    /// About how many of them, after as many that are not measured; fewer where it takes long to start
+    /// the work
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(16..=100_000))]
     count: u32,
-    /// A command to run at the end, while work still comes and goes; it should print JSON objects
+    /// A command that should print JSON objects: what idles while it runs is measured, however often
     #[arg(long, value_name = "COMMAND")]
-    then: Option<String>,
+    meanwhile: Option<String>,
     /// Only this, and nothing is measured: what `exec` starts
     #[arg(long, hide = true)]
     work_only: bool,
@@ -94,11 +95,14 @@ pub fn run(args: &Args) -> Result<Finding> {
         }
         Arrival::Steal => release_waiting_task(args),
     })?;
-    std::thread::sleep(20 * (args.idle + WORK));
+    let long_enough = args.count * (args.idle + WORK);
+    std::thread::sleep(long_enough);
     recorder.start()?;
-    std::thread::sleep(args.count * (args.idle + WORK));
+    let observed = args.meanwhile.as_deref().map(observe).transpose()?;
+    if observed.is_none() {
+        std::thread::sleep(long_enough);
+    }
     recorder.stop()?;
-    let observed = args.then.as_deref().map(observe).transpose()?;
     drop(driver);
 
     let periods = idle_periods(&recorder.collect()?, args.cpu);

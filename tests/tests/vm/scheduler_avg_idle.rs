@@ -12,7 +12,7 @@ use serde_json::Value;
 const SCHEDULER: &str = "taskset -c 0 scx_magpie --preferred off";
 
 /// An average that moves by an eighth with each period is read often, to be averaged itself.
-const READ: &str = "for i in 1 2 3 4 5 6 7 8 9 10; do scx_magpie cpus --json; sleep 0.01; done";
+const READ: &str = "for i in $(seq 30); do scx_magpie cpus --json; sleep 0.01; done";
 
 #[test]
 fn the_average_is_true_however_work_arrives() -> Result<()> {
@@ -28,13 +28,12 @@ fn the_average_is_true_however_work_arrives() -> Result<()> {
         ] {
             let load = format!(
                 "taskset -c 0 magpie-load idle-periods --json --arrival {arrival} --idle {idle} \
-                 --count {count} --cpu 3 --from 1 --then '{READ}'"
+                 --count {count} --cpu 3 --from 1 --meanwhile '{READ}'"
             );
             let found = json(guest, &load)?;
             let periods = found["periods_us"].as_array().context("idle periods")?;
-            // What is learned is of late; programs that start for the first time take longer.
-            let last = periods.iter().rev().take(100).filter_map(Value::as_f64);
-            let truth = last.clone().sum::<f64>() / last.count() as f64;
+            let periods: Vec<f64> = periods.iter().filter_map(Value::as_f64).collect();
+            let truth = periods.iter().sum::<f64>() / periods.len() as f64;
             let observed = found["observed"].as_array().context("what was observed")?;
             let mut sum = 0.0;
             for status in observed {
