@@ -49,10 +49,16 @@ fn nothing_is_stranded_behind_a_realtime_task() -> Result<()> {
     })?;
     // Later than idle-watch has begun; itself not real-time, so that the end comes.
     let hogs = "sleep 0.7; for cpu in 1 2; do \
-                timeout 0.5 taskset -c $cpu chrt -f 50 magpie-load burn & done; wait";
+                (timeout 1 taskset -c $cpu chrt -f 50 magpie-load burn; echo $?) & done; wait";
     let watch_beside_hogs = |guest: &mut Guest| {
-        shell(guest, &format!("({hogs}) >/dev/null 2>&1 &"))?;
-        watch(guest, "--seconds 1 --with hackbench")
+        shell(guest, &format!("({hogs}) >/tmp/hogs 2>&1 &"))?;
+        let found = watch(guest, "--seconds 1 --with hackbench")?;
+        let ended = shell(guest, "sleep 1; cat /tmp/hogs")?;
+        ensure!(
+            ended.lines().filter(|line| *line == "143").count() == 2,
+            "the real-time hogs did not run until their time was over: {ended}"
+        );
+        Ok(found)
     };
     watch_beside_hogs(&mut guest)?;
     let (stranded, report) = under(&mut guest, MAGPIE, watch_beside_hogs)?;
