@@ -103,6 +103,7 @@ void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 {
 	struct cpu_state *state = state_of(cpu);
 	struct task_state *stayer = NULL;
+	u64 looks;
 
 	if (prev && is_runnable(prev) && !must_leave(prev, cpu))
 		stayer = task_state(prev);
@@ -142,12 +143,16 @@ void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 		return;
 	}
 
+	looks = nr_looks(state);
 	/* Even without stealing, what a tick kicked us for is not left waiting. */
 	if ((steal_enabled || state->must_search) && steal_work(cpu))
 		return;
 
 	/* The search dropped the runqueue lock: something may have come. */
-	if (!scx_bpf_dsq_move_to_local(cpu, 0) && !prev)
+	if (nr_looks(state) != looks && scx_bpf_dsq_move_to_local(cpu, 0))
+		return;
+
+	if (!prev)
 		idle_goes_on(state, cpu);
 }
 

@@ -19,7 +19,7 @@
  *        |
  *   first overloaded CPU: first task in queue order that may run here
  *        |
- *   own queue once more (the runqueue lock was dropped in between)
+ *   own queue once more, if another was looked into (that drops the runqueue lock)
  *
  * A thief that finds a queue empty clears its bit, or every other thief would look
  * into it too, the more the larger the machine. It may race with an insert that is
@@ -64,6 +64,12 @@ __noinline u32 visit_overloaded(struct sparsemask_visit *visit)
 	return place;
 }
 
+/* Queues that this CPU has tried to take from: each time, the runqueue lock was dropped. */
+static __always_inline u64 nr_looks(const struct cpu_state *state)
+{
+	return state->events[EVENT_STEAL_LOOK];
+}
+
 static __always_inline bool steal_from(s32 thief, u32 victim)
 {
 	count_event(state_of(thief), EVENT_STEAL_LOOK, 1);
@@ -81,6 +87,10 @@ __noinline bool steal_from_range(s32 thief, u32 first, u32 end, u32 start)
 	struct sparsemask_visit visit = sparsemask_visit_begin(first, end, start);
 	bool found = false;
 	u32 i;
+
+	/* Most searches are of a machine where nothing waits, and should cost next to nothing. */
+	if (next_overloaded(first, end) == end)
+		return false;
 
 	bpf_for(i, 0, MAX_PLACES) {
 		u32 place = visit_overloaded(&visit);
@@ -162,6 +172,7 @@ static __always_inline bool steal_work(s32 cpu)
 {
 	struct cpu_state *state = state_of(cpu);
 	bool must_search = state->must_search || !steal_gate_enabled;
+	u64 looks = nr_looks(state);
 	u64 began = scx_bpf_now();
 	u64 before = began;
 	bool found = false;
@@ -172,7 +183,7 @@ static __always_inline bool steal_work(s32 cpu)
 	count_event(state, EVENT_STEAL_ATTEMPT, 1);
 
 	bpf_for(distance, DISTANCE_SIBLING, NR_DISTANCES) {
-		u64 now;
+		u64 now = before;
 
 		if (distance < 0 || distance >= NR_DISTANCES)
 			break;
@@ -184,7 +195,11 @@ static __always_inline bool steal_work(s32 cpu)
 		}
 
 		found = steal_at(cpu, distance);
-		now = scx_bpf_now();
+		/* Empty maps cost less to visit than the clock to read: they count as free. */
+		if (nr_looks(state) != looks) {
+			looks = nr_looks(state);
+			now = scx_bpf_now();
+		}
 		state->steal_cost[distance] =
 			average_add(state->steal_cost[distance], now - before);
 		before = now;

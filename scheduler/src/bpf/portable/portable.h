@@ -31,7 +31,8 @@ typedef int64_t s64;
 
 #define for_bounded(i, from, to) for ((i) = (from); (i) < (to); (i)++)
 
-/* What the verifier is told of arguments of such a function. */
+/* What the verifier is told, of variables and of arguments. */
+#define barrier_var(var)
 #define __proved_once static inline
 #define __arg_trusted
 #define __arg_nonnull

@@ -80,7 +80,7 @@ static inline bool sparsemask_line_clear(struct sparsemask_line *line, u32 place
  * The position of the lowest set bit of a non-zero word. Written out because
  * BPF has no instruction for it before cpu v4; SPARSEMASK_BITS is at most 64.
  */
-static inline u32 sparsemask_lowest(u64 bits)
+__proved_once u32 sparsemask_lowest(u64 bits)
 {
 	u32 n = 0;
 
@@ -113,28 +113,37 @@ static inline u32 sparsemask_lowest(u64 bits)
  */
 static inline u32 sparsemask_next(struct sparsemask_line *lines, u32 nr_lines, u32 from, u32 end)
 {
-	u32 first = from / SPARSEMASK_BITS;
+	u32 line = from / SPARSEMASK_BITS;
 	u32 last = (end + SPARSEMASK_BITS - 1) / SPARSEMASK_BITS;
-	u32 line;
+	u64 bits = 0;
+	u32 place;
 
-	for_bounded(line, first, last) {
-		u64 bits;
-		u32 place;
+	/* Or the compiler compares @from, from which the verifier learns nothing of the line. */
+	barrier_var(line);
+	if (line < nr_lines)
+		bits = READ_ONCE(lines[line].bits) & ~0ULL << (from % SPARSEMASK_BITS);
 
-		if (line >= nr_lines)
-			break;
+	/* A core and a small LLC are within a line: searches there pay for no loop. */
+	if (!bits && line + 1 < last) {
+		u32 next;
 
-		bits = READ_ONCE(lines[line].bits);
-		if (line == first)
-			bits &= ~0ULL << (from % SPARSEMASK_BITS);
-		if (!bits)
-			continue;
+		for_bounded(next, line + 1, last) {
+			if (next >= nr_lines)
+				break;
 
-		place = line * SPARSEMASK_BITS + sparsemask_lowest(bits);
-		return place < end ? place : end;
+			bits = READ_ONCE(lines[next].bits);
+			if (bits) {
+				line = next;
+				break;
+			}
+		}
 	}
 
-	return end;
+	if (!bits)
+		return end;
+
+	place = line * SPARSEMASK_BITS + sparsemask_lowest(bits);
+	return place < end ? place : end;
 }
 
 /*
