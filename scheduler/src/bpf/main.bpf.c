@@ -215,6 +215,7 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 	struct task_state *ts = task_state(p);
 
 	if (ts) {
+		ts->ticks++;
 		publish_clock(state, ts, cpu);
 		end_if_throttled(p, ts);
 	}

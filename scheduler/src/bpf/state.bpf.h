@@ -158,6 +158,7 @@ struct task_state {
 	u64 parked_at; /* first time since it last ran, or 0: see bandwidth.bpf.h */
 	s32 cpu; /* whose clock vruntime is on, -1 before the first run */
 	u32 recent; /* where it ran before its previous CPU, or NO_CPU */
+	u32 ticks; /* seen while it ran, since its last sleep */
 	bool yielded; /* gave up its turn: do not keep it running */
 };
 
