@@ -72,6 +72,7 @@ metrics! {
     wake_core = magpie_event_EVENT_WAKE_CORE, "Wakeups to another idle core of the LLC";
     wake_cpu = magpie_event_EVENT_WAKE_CPU, "Wakeups to an idle CPU of the LLC whose core is busy";
     wake_beyond = magpie_event_EVENT_WAKE_BEYOND, "Wakeups to an idle CPU of another LLC";
+    spread = magpie_event_EVENT_SPREAD, "Running tasks that left a shared core for an idle one";
     idle_enter = magpie_event_EVENT_IDLE_ENTER, "CPUs going idle";
     idle_write = magpie_event_EVENT_IDLE_WRITE, "Writes to shared lines that tell which CPUs are idle";
     enqueue = magpie_event_EVENT_ENQUEUE, "Tasks put into a CPU's queue";

@@ -13,6 +13,7 @@
  *   queue.bpf.h    0  a fair queue for each CPU
  *   steal.bpf.h    1  an idle CPU takes waiting work at once
  *   wakeup.bpf.h   2  where a woken task runs
+ *   spread.bpf.h   2  a task that never sleeps finds an idle core
  *   idle.bpf.h     3  an average idle time that is true
  *   balance.bpf.h  4a busy CPUs even out what idle ones cannot
  *   idle_map.bpf.h 4b which CPUs are idle
@@ -56,6 +57,7 @@ UEI_DEFINE(uei);
 #include "steal.bpf.h"
 #include "balance.bpf.h"
 #include "wakeup.bpf.h"
+#include "spread.bpf.h"
 #include "push.bpf.h"
 #include "parking.bpf.h"
 
@@ -75,6 +77,9 @@ void BPF_STRUCT_OPS(magpie_enqueue, struct task_struct *p, u64 enq_flags)
 	}
 
 	if (park_task(p, ts, enq_flags))
+		return;
+
+	if (go_to_idle_core(p, ts, enq_flags))
 		return;
 
 	if (is_restricted()) {
@@ -110,7 +115,7 @@ void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 
 	if (stayer) {
 		charge(prev, stayer);
-		if (is_throttled(prev, stayer))
+		if (stayer->goes_to || is_throttled(prev, stayer))
 			stayer = NULL;
 	}
 
@@ -229,6 +234,8 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 		}
 	}
 
+	if (ts)
+		leave_shared_core(p, ts, cpu);
 	tell_waiting(cpu);
 }
 

@@ -95,6 +95,8 @@ static __always_inline void end_burst(struct task_state *ts)
 	ts->avg_burst = average_add(ts->avg_burst, ts->burst);
 	ts->burst = 0;
 	ts->ticks = 0;
+	ts->goes_to = 0;
+	ts->shares_core = false;
 }
 
 static __always_inline struct llc_state *llc_state_at(u32 llc)

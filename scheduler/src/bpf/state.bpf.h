@@ -159,6 +159,8 @@ struct task_state {
 	s32 cpu; /* whose clock vruntime is on, -1 before the first run */
 	u32 recent; /* where it ran before its previous CPU, or NO_CPU */
 	u32 ticks; /* seen while it ran, since its last sleep */
+	s32 goes_to; /* 1 + the CPU that was claimed for it, or 0: see spread.bpf.h */
+	bool shares_core; /* seen at a tick */
 	bool yielded; /* gave up its turn: do not keep it running */
 };
 

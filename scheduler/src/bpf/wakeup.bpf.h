@@ -12,7 +12,7 @@
  *   core idle?                                               --yes--> there
  *   synchronous, and the waker leaves an idle core behind?   --yes--> waker's queue
  *   idle core in the LLC?                                    --yes--> there
- *   idle core in another LLC, for a task that runs long?     --yes--> there
+ *   idle core in another LLC, for one new or that runs long? --yes--> there
  *   idle CPU in the LLC?                                     --yes--> there
  *   idle CPU in another LLC, and worth the move?             --yes--> there
  *   otherwise: the previous CPU's queue, and steal.bpf.h advertises it
@@ -48,7 +48,7 @@ const volatile bool is_hybrid = false;
 /*
  * One that runs for more loses less by a cold cache than by sharing a core: the kernel's
  * migration cost. Otherwise three tasks stay on the two cores of an LLC for ever, beside
- * an LLC with one.
+ * an LLC with one. A new one may turn out to be such, and its cache is cold anyway.
  */
 #define WORTH_A_CORE_NS 500000
 
@@ -161,7 +161,8 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 		.wants_core = wakeup_idle_core,
 		.wants_fast = is_hybrid && ts->avg_burst >= slice_ns / 2,
 		.may_go_far = ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS,
-		.core_is_worth_it = wakeup_idle_core && ts->avg_burst >= WORTH_A_CORE_NS,
+		.core_is_worth_it = wakeup_idle_core &&
+				    (ts->cpu < 0 || ts->avg_burst >= WORTH_A_CORE_NS),
 		.may_preempt = p->policy != SCHED_IDLE,
 	};
 	u32 step = choose_cpu(&at, p);

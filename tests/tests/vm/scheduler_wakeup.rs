@@ -112,31 +112,38 @@ fn each_step_of_the_order_chooses_its_cpu() -> Result<()> {
     guest.into_guest().shutdown()
 }
 
-/// Percent of the time in which threads share a core beside an idle one, and moves a second; of three
-/// and of four threads on four cores.
-fn sharing(guest: &mut Guest, scheduler: &str) -> Result<f64> {
-    let mut sum = 0.0;
-    for threads in [3, 4] {
-        let load = format!("magpie-load core-sharing --json --seconds 1 --threads {threads}");
-        let found = json(guest, &load)?;
-        let shared = number(&found, "/shared_percent")?;
-        let moves = number(&found, "/moves_per_second")?;
-        println!("{scheduler}, {threads} threads: {shared:.2} % shared, {moves:.1} moves a second");
-        sum += shared;
-    }
-    Ok(sum)
+/// Percent of the time in which threads share a core beside an idle one. They start packed.
+fn sharing(guest: &mut Guest, scheduler: &str, arguments: &str) -> Result<f64> {
+    let found = json(
+        guest,
+        &format!("magpie-load core-sharing --json {arguments}"),
+    )?;
+    let shared = number(&found, "/shared_percent")?;
+    let moves = number(&found, "/moves_per_second")?;
+    println!("{scheduler}, {arguments}: {shared:.2} % shared, {moves:.1} moves a second");
+    Ok(shared)
 }
 
+/// Threads that nap are placed as they wake, those that never do (for 0.7 s at least) while they run.
 #[test]
 fn busy_threads_do_not_share_a_core_beside_an_idle_one() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
-    sharing(&mut guest, "EEVDF")?;
-    let (with, without) = with_and_without(&mut guest, "--no-wakeup-idle-core", sharing)?;
-    ensure!(with < 1.0, "they shared cores for {with} % of the time");
-    ensure!(
-        without > 4.0,
-        "without a preference for idle cores they share none either: {without} %"
-    );
+    for loads in [
+        &["--seconds 1 --threads 3", "--seconds 1 --threads 4"][..],
+        &["--seconds 0.5 --threads 3 --burst-us 1400000"],
+    ] {
+        let all = |guest: &mut Guest, scheduler: &str| {
+            let each = loads.iter().map(|load| sharing(guest, scheduler, load));
+            each.sum::<Result<f64>>()
+        };
+        all(&mut guest, "EEVDF")?;
+        let (with, without) = with_and_without(&mut guest, "--no-wakeup-idle-core", all)?;
+        ensure!(with < 1.0, "they shared cores for {with} % of the time");
+        ensure!(
+            without > 4.0,
+            "without a preference for idle cores they share none either: {without} %"
+        );
+    }
     guest.into_guest().shutdown()
 }
 

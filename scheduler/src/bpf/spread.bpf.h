@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * spread.bpf.h - mechanism 2, continued: a task that never sleeps finds an idle core.
+ *
+ * Idea (the kernel's SMT balancing, Linux kernel/sched/fair.c): two CPU hogs that share a
+ * core beside an idle one run at 0.6 of their speed. wakeup.bpf.h places tasks when they
+ * wake, which hogs never do: where one was forked, or was left when its neighbours ended,
+ * it stays. And an idle CPU takes only what waits.
+ *
+ *   tick of a task that may move, each fourth since it slept
+ *        |
+ *   core shared, now and at the last such tick? --no--> stay
+ *        | yes
+ *   idle core in the LLC, or in another?        --no--> stay
+ *        | yes, claimed
+ *   slice ended --> ops.dispatch lets it go --> ops.enqueue sends it there
+ *
+ * Twice, because what a tick sees beside it is often what timers woke at that tick.
+ *
+ * What it does not do: take a running task from another CPU. Each looks for itself.
+ */
+#ifndef __MAGPIE_SPREAD_BPF_H
+#define __MAGPIE_SPREAD_BPF_H
+
+#define TICKS_BETWEEN_LOOKS 4
+
+/* An idle core, one CPU of it claimed, or a negative number. */
+__noinline s32 pick_idle_core(struct task_struct *p __arg_trusted)
+{
+	struct placement at = {
+		.now = scx_bpf_now(),
+		.previous = scx_bpf_task_cpu(p),
+		.waker = bpf_get_smp_processor_id(),
+		.looks = FEWEST_LOOKS,
+		.wants_core = true,
+		.only_perfect = true,
+	};
+	u32 llc = cpu_to_llc(at.previous);
+
+	if (has_llc_idle(llc) && search_llc(&at, p, llc, at.previous) != STEP_QUEUE)
+		return at.cpu;
+
+	return search_beyond(&at, p, llc) != STEP_QUEUE ? (s32)at.cpu : -EBUSY;
+}
+
+/* At a tick, counted already. */
+static __always_inline void leave_shared_core(struct task_struct *p, struct task_state *ts, s32 cpu)
+{
+	s32 idle;
+
+	if (!wakeup_idle_core || !idle_map_enabled || topology_of(cpu)->core_size < 2 ||
+	    ts->ticks % TICKS_BETWEEN_LOOKS || is_pinned(p))
+		return;
+
+	if (is_alone_on_core(cpu)) {
+		ts->shares_core = false;
+		return;
+	}
+
+	if (!ts->shares_core) {
+		ts->shares_core = true;
+		return;
+	}
+
+	idle = pick_idle_core(p);
+	if (idle < 0)
+		return;
+
+	ts->shares_core = false;
+	ts->goes_to = idle + 1;
+	scx_bpf_task_set_slice(p, 0);
+}
+
+/* In ops.enqueue: whether it was sent to the core that was found for it. */
+static __always_inline bool go_to_idle_core(struct task_struct *p, struct task_state *ts,
+					    u64 enq_flags)
+{
+	s32 cpu = ts->goes_to - 1;
+
+	if (!wakeup_idle_core || cpu < 0)
+		return false;
+
+	ts->goes_to = 0;
+	/* It slept meanwhile, or its affinity changed: the claim lapses by itself. */
+	if (enq_flags & SCX_ENQ_WAKEUP || !is_usable(cpu) || is_pinned(p) || !may_place(p, cpu))
+		return false;
+
+	join_after_move(ts, cpu);
+	count_event(state_of(bpf_get_smp_processor_id()), EVENT_SPREAD, 1);
+	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | cpu, slice_ns, enq_flags);
+	return true;
+}
+
+#endif /* __MAGPIE_SPREAD_BPF_H */
