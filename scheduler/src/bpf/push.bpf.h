@@ -27,6 +27,9 @@
 
 const volatile bool push_enabled = true;
 
+/* What a move is taken to cost. */
+#define MOVE_COST_NS 50000ULL
+
 /* An idle CPU that a waiting task may use, claimed, or a negative number. */
 static __always_inline s32 pick_idle_for(struct task_struct *p)
 {
@@ -112,7 +115,7 @@ static __always_inline void push(struct task_struct *p, const struct task_state 
 		return;
 	}
 
-	if (!push_enabled || request(ts) <= SHORTEST_REQUEST_NS ||
+	if (!push_enabled || expected_burst(ts) <= MOVE_COST_NS ||
 	    time_before(now, state->next_push))
 		return;
 

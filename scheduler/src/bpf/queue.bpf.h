@@ -7,8 +7,9 @@
  * ordered by *key* = vruntime + request, the virtual deadline by which the task
  * should have had its next request of CPU time. The smallest key runs. The
  * request is what the task is about to need: its average burst between two
- * sleeps, at most one slice. So tasks that run briefly are due soon, get through
- * a queue of CPU hogs, and still have no more than their share.
+ * sleeps, at least a quarter of a slice and at most one. So tasks that run briefly
+ * are due soon, get through a queue of CPU hogs, and still have no more than their
+ * share.
  *
  * Each CPU has one queue (the DSQ whose id is the CPU number) and a *clock*: the
  * largest vruntime that a task had when it began to run there. A CPU that leaves
@@ -69,12 +70,24 @@ const volatile u64 preempt_protect_ns = 1000000;
 #define CLOCK_STEP_NS 1000000ULL
 #define LARGEST_LEAD_NS 50000000LL
 #define LARGEST_DEBT_NS 1000000000LL
-#define SHORTEST_REQUEST_NS 50000ULL
+
+/*
+ * A quarter of a slice. With less, a task that takes one message at a time comes before
+ * those that write many: it sleeps again at once, and many groups of hackbench on few
+ * CPUs switch half as often again.
+ */
+#define SHORTEST_REQUEST_NS (slice_ns / 4)
+
+/* CPU time that the task will probably use before it sleeps. */
+static __always_inline u64 expected_burst(const struct task_state *ts)
+{
+	return ts->burst > ts->avg_burst ? ts->burst : ts->avg_burst;
+}
 
 /* Virtual time, but never more of it than the same span of real time. */
 static __always_inline u64 request(const struct task_state *ts)
 {
-	u64 need = ts->burst > ts->avg_burst ? ts->burst : ts->avg_burst;
+	u64 need = expected_burst(ts);
 
 	if (need < SHORTEST_REQUEST_NS)
 		need = SHORTEST_REQUEST_NS;
