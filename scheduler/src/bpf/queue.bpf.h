@@ -108,7 +108,6 @@ static __always_inline void end_burst(struct task_state *ts)
 	ts->avg_burst = average_add(ts->avg_burst, ts->burst);
 	ts->burst = 0;
 	ts->ticks = 0;
-	ts->goes_to = 0;
 	ts->shares_core = false;
 }
 
@@ -334,6 +333,7 @@ static __always_inline void start_running(struct cpu_state *state, struct task_s
 	u64 key = 0;
 
 	ts->yielded = false;
+	ts->goes_to = 0;
 	advance_clock(state, ts);
 
 	if (is_idle_policy || ts->burst >= slice_ns) {

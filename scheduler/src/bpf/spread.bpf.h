@@ -80,7 +80,6 @@ static __always_inline bool go_to_idle_core(struct task_struct *p, struct task_s
 	if (!wakeup_idle_core || cpu < 0)
 		return false;
 
-	ts->goes_to = 0;
 	/* It slept meanwhile, or its affinity changed: the claim lapses by itself. */
 	if (enq_flags & SCX_ENQ_WAKEUP || !is_usable(cpu) || is_pinned(p) || !may_place(p, cpu))
 		return false;

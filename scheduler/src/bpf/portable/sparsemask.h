@@ -77,34 +77,18 @@ static inline bool sparsemask_line_clear(struct sparsemask_line *line, u32 place
 }
 
 /*
- * The position of the lowest set bit of a non-zero word. Written out because
- * BPF has no instruction for it before cpu v4; SPARSEMASK_BITS is at most 64.
+ * The position of the lowest set bit of a non-zero word: how many ones its predecessor
+ * has below it. BPF has no instruction for either before cpu v4. Without branches, which
+ * the verifier would follow two ways each, at every use.
  */
-__proved_once u32 sparsemask_lowest(u64 bits)
+static inline u32 sparsemask_lowest(u64 bits)
 {
-	u32 n = 0;
+	u64 ones = (bits & -bits) - 1;
 
-	if (!(bits & 0xffffffffULL)) {
-		n += 32;
-		bits >>= 32;
-	}
-	if (!(bits & 0xffff)) {
-		n += 16;
-		bits >>= 16;
-	}
-	if (!(bits & 0xff)) {
-		n += 8;
-		bits >>= 8;
-	}
-	if (!(bits & 0xf)) {
-		n += 4;
-		bits >>= 4;
-	}
-	if (!(bits & 0x3)) {
-		n += 2;
-		bits >>= 2;
-	}
-	return n + !(bits & 0x1);
+	ones -= ones >> 1 & 0x5555555555555555ULL;
+	ones = (ones & 0x3333333333333333ULL) + (ones >> 2 & 0x3333333333333333ULL);
+	ones = (ones + (ones >> 4)) & 0x0f0f0f0f0f0f0f0fULL;
+	return ones * 0x0101010101010101ULL >> 56;
 }
 
 /*
