@@ -119,6 +119,8 @@ pub struct Settings {
     pub no_wakeup: bool,
 
     /// A woken task takes any idle CPU, rather than one whose whole core is idle first
+    ///
+    /// And a running one stays on a core that it shares, beside an idle core.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, hide_default_value = true, hide_possible_values = true, action = ArgAction::Set)]
     pub no_wakeup_idle_core: bool,
 

@@ -2,6 +2,7 @@
 //! two CPUs, in real time, interleaved with the kernel's own scheduler.
 
 use anyhow::{Context, Result, ensure};
+use magpie_bench::stats::median;
 use magpie_lab::Guest;
 use magpie_tests::scheduler::{boot_for_magpie_alone, shell, under};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -33,11 +34,6 @@ fn hackbench(guest: &mut Guest) -> Result<f64> {
     Ok(time.trim().parse()?)
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 #[test]
 fn a_guest_on_a_host_short_of_cpus_is_faster() -> Result<()> {
     let mut guest = boot_for_magpie_alone("flat8")?;
@@ -48,7 +44,7 @@ fn a_guest_on_a_host_short_of_cpus_is_faster() -> Result<()> {
         magpie.push(under(&mut guest, MAGPIE, hackbench)?);
     }
     println!("hackbench, 8 vCPUs on 2 CPUs: EEVDF {eevdf:.3?} s, {MAGPIE} {magpie:.3?} s");
-    let ratio = median(magpie) / median(eevdf);
+    let ratio = median(&magpie) / median(&eevdf);
     ensure!(
         ratio <= 0.7,
         "it takes {ratio:.2} times as long as under EEVDF"

@@ -18,12 +18,10 @@ fn measure(guest: &mut Guest, scheduler: &str, limit: &str) -> Result<f64> {
         ),
     )?;
     let mut late_us = Vec::new();
-    for line in histogram.lines().filter(|line| !line.starts_with('#')) {
-        let counted = line.split_once(' ');
-        if let Some((us, times)) = counted {
-            let times = times.trim().parse().context("a number of times")?;
-            late_us.extend(std::iter::repeat_n(us.parse::<f64>()?, times));
-        }
+    let lines = histogram.lines().filter(|line| !line.starts_with('#'));
+    for (us, times) in lines.filter_map(|line| line.split_once(' ')) {
+        let times = times.trim().parse().context("a number of times")?;
+        late_us.extend(std::iter::repeat_n(us.parse::<f64>()?, times));
     }
     ensure!(
         late_us.len() >= 100,
