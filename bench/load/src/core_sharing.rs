@@ -5,7 +5,7 @@
 //! They start packed, two on a core: where a thread happens to be forked says nothing, and a scheduler
 //! that leaves tasks where they are would look good whenever they were forked well.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,7 +74,7 @@ pub fn run(args: &Args) -> Result<Finding> {
     let recorder = Recorder::new(KIB_PER_CPU)?;
     let (stop, tasks) = (AtomicBool::new(false), Mutex::new(HashSet::new()));
     let packed = cores.iter().flatten().take(args.threads as usize);
-    thread::scope(|scope| -> Result<()> {
+    let ended_on = thread::scope(|scope| {
         let start = |cpu: &usize| {
             let (cpu, online, stop, tasks) = (*cpu, &online, &stop, &tasks);
             scope.spawn(move || -> Result<()> {
@@ -89,19 +89,18 @@ pub fn run(args: &Args) -> Result<Finding> {
             })
         };
         let threads: Vec<_> = packed.map(start).collect();
-        let recorded = record(&recorder, args.seconds);
+        let ended_on = record(&recorder, args.seconds).and_then(|()| cpus_of(&tasks));
         stop.store(true, Ordering::Relaxed);
         for thread in threads {
             thread.join().map_err(|_| anyhow!("a thread panicked"))??;
         }
-        recorded
+        ended_on
     })?;
-    let tasks = tasks.into_inner().unwrap_or_default();
     let trace = recorder.collect()?;
     if trace.complete_until.is_some() {
         bail!("the trace did not fit: watch for a shorter time");
     }
-    let sharing = analyse(&trace.records, &cores, &tasks);
+    let sharing = analyse(&trace.records, &cores, &ended_on);
     if sharing.watched == 0 {
         bail!("the trace has no events of these threads");
     }
@@ -153,44 +152,72 @@ fn cores(online: &CpuSet) -> Result<Vec<Vec<usize>>> {
     Ok(cores)
 }
 
-/// Follows who runs where. A CPU counts once it has switched for the first time.
-fn analyse(records: &[Record], cores: &[Vec<usize>], tasks: &HashSet<i32>) -> Sharing {
-    let cpus = cores.iter().flatten().max().map_or(0, |last| last + 1);
-    let mut running: Vec<Option<i32>> = vec![None; cpus];
-    let mut sharing = Sharing::default();
-    let mut last: Option<u64> = None;
+/// For each of this program's threads, the CPU that it runs on, if it does not sleep.
+fn cpus_of(threads: &Mutex<HashSet<i32>>) -> Result<HashMap<i32, Option<usize>>> {
+    let threads = threads.lock().map_err(|_| anyhow!("a thread panicked"))?;
+    let cpu_of = |thread: &i32| Ok((*thread, sys::cpu_of_running(*thread)?));
+    threads.iter().map(cpu_of).collect()
+}
+
+/// What ran on each CPU before its first switch: what it switched from. A CPU that never switched
+/// ran the thread that was found there in the end, or nothing: hogs may compute without a switch
+/// for as long as they are watched.
+fn running_at_first(
+    records: &[Record],
+    cpus: usize,
+    ended_on: &HashMap<i32, Option<usize>>,
+) -> Vec<i32> {
+    let mut running = vec![None; cpus];
     for record in records {
+        if let Event::Switch { prev, .. } = record.event
+            && let Some(first @ None) = running.get_mut(record.cpu)
+        {
+            *first = Some(prev);
+        }
+    }
+    for (thread, cpu) in ended_on {
+        if let Some(silent @ None) = cpu.and_then(|cpu| running.get_mut(cpu)) {
+            *silent = Some(*thread);
+        }
+    }
+    running.iter().map(|task| task.unwrap_or(0)).collect()
+}
+
+/// Follows who runs where.
+fn analyse(
+    records: &[Record],
+    cores: &[Vec<usize>],
+    ended_on: &HashMap<i32, Option<usize>>,
+) -> Sharing {
+    let cpus = cores.iter().flatten().max().map_or(0, |last| last + 1);
+    let mut running = running_at_first(records, cpus, ended_on);
+    let mut sharing = Sharing::default();
+    let mut last = records.first().map_or(0, |record| record.time);
+    for record in records {
+        let passed = record.time.saturating_sub(last);
+        last = record.time;
+        sharing.watched += passed;
+        if is_sharing(&running, cores, ended_on) {
+            sharing.shared += passed;
+        }
         match record.event {
-            Event::Switch { prev, next, .. } if record.cpu < cpus => {
-                if let Some(last) = last.replace(record.time) {
-                    let passed = record.time.saturating_sub(last);
-                    sharing.watched += passed;
-                    if is_sharing(&running, cores, tasks) {
-                        sharing.shared += passed;
-                    }
-                }
-                // What it ran so far is known only now, and only of the past.
-                debug_assert!(running[record.cpu].is_none_or(|task| task == prev));
-                running[record.cpu] = Some(next);
-            }
-            Event::Migrate { pid, .. } if last.is_some() && tasks.contains(&pid) => {
-                sharing.moves += 1;
-            }
+            Event::Switch { next, .. } if record.cpu < cpus => running[record.cpu] = next,
+            Event::Migrate { pid, .. } if ended_on.contains_key(&pid) => sharing.moves += 1,
             _ => {}
         }
     }
     sharing
 }
 
-fn is_sharing(running: &[Option<i32>], cores: &[Vec<usize>], tasks: &HashSet<i32>) -> bool {
-    let busy = |cpu: &&usize| running[**cpu].is_some_and(|task| tasks.contains(&task));
-    let shares = cores
-        .iter()
-        .any(|core| core.iter().filter(busy).count() > 1);
-    shares
-        && cores
-            .iter()
-            .any(|core| core.iter().all(|cpu| running[*cpu] == Some(0)))
+fn is_sharing(
+    running: &[i32],
+    cores: &[Vec<usize>],
+    threads: &HashMap<i32, Option<usize>>,
+) -> bool {
+    let is_busy = |cpu: &&usize| threads.contains_key(&running[**cpu]);
+    let is_shared = |core: &Vec<usize>| core.iter().filter(is_busy).count() > 1;
+    let is_idle = |core: &Vec<usize>| core.iter().all(|cpu| running[*cpu] == 0);
+    cores.iter().any(is_shared) && cores.iter().any(is_idle)
 }
 
 #[cfg(test)]
@@ -201,7 +228,7 @@ mod tests {
     #[test]
     fn sharing_counts_only_beside_an_idle_core() {
         let cores = [vec![0, 1], vec![2, 3]];
-        let tasks = HashSet::from([7, 8, 9]);
+        let threads = HashMap::from([7, 8, 9].map(|thread| (thread, None)));
         let migrate = Record {
             time: 55,
             cpu: 0,
@@ -223,6 +250,34 @@ mod tests {
             shared: 35,
             moves: 1,
         };
-        assert_eq!(analyse(&records, &cores, &tasks), expected);
+        assert_eq!(analyse(&records, &cores, &threads), expected);
+    }
+
+    #[test]
+    fn what_never_switches_is_seen() {
+        let cores = [vec![0, 1], vec![2, 3]];
+        // 7 computes on CPU 0 all the time, 8 on CPU 1 until it moves to CPU 2; 9 sleeps.
+        let threads = HashMap::from([(7, Some(0)), (8, Some(2)), (9, None)]);
+        let records = [
+            switch(10, 3, 0, 5),
+            switch(20, 3, 5, 0),
+            switch(60, 1, 8, 0),
+            switch(60, 2, 0, 8),
+            switch(100, 3, 0, 5),
+        ];
+        let expected = Sharing {
+            watched: 90,
+            shared: 40,
+            moves: 0,
+        };
+        assert_eq!(analyse(&records, &cores, &threads), expected);
+    }
+
+    #[test]
+    fn a_thread_that_computes_is_found_on_its_cpu() -> Result<()> {
+        let thread = nix::unistd::gettid().as_raw();
+        let cpu = sys::cpu_of_running(thread)?.context("it runs, but is told to sleep")?;
+        assert!(sys::affinity(thread)?.contains(cpu));
+        Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! The system calls that the load generators share, each wrapped once, with errors that say on what.
 
+use std::fs;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -26,6 +27,20 @@ pub fn now_ns() -> u64 {
 pub fn current_cpu() -> usize {
     // SAFETY: no arguments, no memory involved; fails only on kernels without getcpu.
     usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
+}
+
+/// The CPU that one of this program's threads runs on or waits for; none if it sleeps.
+pub fn cpu_of_running(tid: i32) -> Result<Option<usize>> {
+    let file = format!("/proc/self/task/{tid}/stat");
+    let stat = fs::read_to_string(&file).with_context(|| format!("read {file}"))?;
+    // proc_pid_stat(5): the third field, after a name that may contain anything, is the state, the
+    // 39th the CPU.
+    let fields = stat.rsplit(") ").next().map(str::split_ascii_whitespace);
+    let Some((state, cpu)) = fields.and_then(|mut f| f.next().zip(f.nth(35))) else {
+        bail!("{file} is not as proc_pid_stat(5) says: {stat}");
+    };
+    let cpu = cpu.parse().with_context(|| format!("CPU of {file}"))?;
+    Ok((state == "R").then_some(cpu))
 }
 
 /// Restricts a thread (0: the caller) to a set of CPUs.

@@ -124,14 +124,16 @@ fn sharing(guest: &mut Guest, scheduler: &str, arguments: &str) -> Result<f64> {
     Ok(shared)
 }
 
-/// Threads that nap are placed as they wake, those that never do (for 0.7 s at least) while they run.
+/// Threads that nap are placed as they wake, those that never do (for 0.5 s at least) while they run.
 #[test]
 fn busy_threads_do_not_share_a_core_beside_an_idle_one() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
-    for loads in [
-        &["--seconds 1 --threads 3", "--seconds 1 --threads 4"][..],
-        &["--seconds 0.5 --threads 3 --burst-us 1400000"],
-    ] {
+    let naps = ["--seconds 1 --threads 3", "--seconds 1 --threads 4"].map(str::to_owned);
+    // Many times: where a thread that never sleeps waits once behind one of the kernel's, an idle CPU
+    // takes it, whatever is preferred (without a preference in six of fifteen attempts).
+    let never = [1, 2, 3, 4, 5, 6, 7, 8]
+        .map(|seed| format!("--seconds 0.4 --threads 3 --burst-us 1100000 --seed {seed}"));
+    for loads in [&naps[..], &never] {
         let all = |guest: &mut Guest, scheduler: &str| {
             let each = loads.iter().map(|load| sharing(guest, scheduler, load));
             each.sum::<Result<f64>>()
