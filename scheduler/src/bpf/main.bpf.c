@@ -94,6 +94,9 @@ void BPF_STRUCT_OPS(magpie_enqueue, struct task_struct *p, u64 enq_flags)
 	if (!queue_task(p, ts, cpu, enq_flags) || is_pinned(p))
 		return;
 
+	if (has_cpu_back_soon(state_of(cpu), enq_flags))
+		return;
+
 	set_overloaded(cpu, true);
 	if (!(enq_flags & SCX_ENQ_WAKEUP))
 		push(p, ts, cpu, enq_flags);

@@ -10,8 +10,9 @@
  *
  *   queued, and not by a wakeup?        --no--> nothing: wakeups look by themselves
  *        | yes
+ *   preempted by what is soon over?     --yes-> the tick will see; not told to thieves
+ *        | no
  *   runs for less than a move costs, or
- *   was preempted by one that does, or
  *   one was pushed from here just now?  --yes-> the tick will see
  *        | no
  *   idle CPU that it may use?           --yes-> claimed, told to search, kicked
@@ -26,6 +27,9 @@
 #define __MAGPIE_PUSH_BPF_H
 
 const volatile bool push_enabled = true;
+
+/* At most one push in this time from one CPU. */
+const volatile u64 push_interval_ns = 100000;
 
 /* What a move is taken to cost. */
 #define MOVE_COST_NS 50000ULL
@@ -42,10 +46,18 @@ static __always_inline s32 pick_idle_for(struct task_struct *p)
 		.may_go_far = true,
 	};
 
-	if (idle_map_enabled)
-		return search_idle(&at, p) == STEP_QUEUE ? -EBUSY : (s32)at.cpu;
+	if (!idle_map_enabled)
+		return pick_idle_plainly(p);
 
-	return pick_idle_plainly(p);
+	/* A CPU hog will stay where it goes now: rather far away than on a shared core. */
+	if (wants_core_for_itself(p)) {
+		s32 idle = pick_idle_core(p);
+
+		if (idle >= 0)
+			return idle;
+	}
+
+	return search_idle(&at, p) == STEP_QUEUE ? -EBUSY : (s32)at.cpu;
 }
 
 /* Have an idle CPU look for the waiting task; whether there was one. */

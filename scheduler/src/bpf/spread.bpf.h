@@ -44,13 +44,28 @@ __noinline s32 pick_idle_core(struct task_struct *p __arg_trusted)
 	return search_beyond(&at, p, llc) != STEP_QUEUE ? (s32)at.cpu : -EBUSY;
 }
 
+static __always_inline bool is_core_worth_a_search(s32 cpu)
+{
+	return wakeup_idle_core && idle_map_enabled && topology_of(cpu)->core_size > 1;
+}
+
+static __always_inline bool wants_core_for_itself(struct task_struct *p)
+{
+	const struct task_state *ts;
+
+	if (!is_core_worth_a_search(scx_bpf_task_cpu(p)))
+		return false;
+
+	ts = task_state(p);
+	return ts && is_hog(ts);
+}
+
 /* At a tick, counted already. */
 static __always_inline void leave_shared_core(struct task_struct *p, struct task_state *ts, s32 cpu)
 {
 	s32 idle;
 
-	if (!wakeup_idle_core || !idle_map_enabled || topology_of(cpu)->core_size < 2 ||
-	    ts->ticks % TICKS_BETWEEN_LOOKS || is_pinned(p))
+	if (!is_core_worth_a_search(cpu) || ts->ticks % TICKS_BETWEEN_LOOKS || is_pinned(p))
 		return;
 
 	if (is_alone_on_core(cpu)) {

@@ -32,6 +32,7 @@ struct cpu_state {
 	u64 next_push; /* when a waiting task may have an idle CPU woken again */
 	u64 idle; /* enum idle_word, or the time at which a waker claimed it */
 	u64 has_no_tick; /* a real-time task has it: its ticks tell of nothing that waits */
+	u64 soon_free; /* who is preempted now will have it back in no time */
 
 	/*
 	 * Own CPU, but for must_search (whoever kicks it), seen_* and now_* (the
