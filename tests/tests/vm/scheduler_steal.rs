@@ -66,7 +66,7 @@ fn work_that_piles_up_on_one_cpu_spreads() -> Result<()> {
 fn near_work_is_taken_first_and_only_what_may_run_here() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     under(&mut guest, "scx_magpie", |guest| {
-        let hackbench = "hackbench -g 1 -l 50";
+        let hackbench = "hackbench -g 1 -l 200";
 
         let core = steals(guest, &format!("taskset -c 2,3 {hackbench}"))?;
         ensure!(core.sibling > 0, "nothing stolen in a core: {core:?}");
