@@ -27,7 +27,7 @@ pub struct Args {
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
     count: u32,
     /// Nice values, dealt to the hogs in turn
-    #[arg(long, value_delimiter = ',', default_value = "0", allow_negative_numbers = true,
+    #[arg(long, value_delimiter = ',', default_value = "0", allow_hyphen_values = true,
           value_parser = clap::value_parser!(i32).range(-20..=19))]
     nice: Vec<i32>,
     /// Policies, dealt to the hogs in turn

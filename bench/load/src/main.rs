@@ -108,10 +108,16 @@ fn run(load: Load) -> Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::{CommandFactory, Parser};
 
     #[test]
     fn the_command_line_is_consistent() {
         super::Args::command().debug_assert();
+    }
+
+    #[test]
+    fn lists_of_nice_values_may_begin_with_a_negative_one() -> Result<(), clap::Error> {
+        super::Args::try_parse_from(["magpie-load", "hogs", "--nice", "-5,0,5"])?;
+        Ok(())
     }
 }
