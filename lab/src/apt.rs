@@ -169,7 +169,15 @@ impl Apt {
         Ok(packages)
     }
 
-    /// Downloads a package and unpacks it into `folder`, which must not exist.
+    /// The newest version of a package that can be downloaded, none if there is no such package. What
+    /// is installed on this host does not count: it may be newer, by a security update.
+    pub fn newest_version(&self, package: &str) -> Result<Option<String>> {
+        let table = self.query("apt-cache", &["madison", package])?;
+        Ok(newest(&table).map(str::to_string))
+    }
+
+    /// Downloads a package (or `NAME=VERSION`, `NAME/SUITE`) and unpacks it into `folder`, which must
+    /// not exist.
     pub fn download_and_unpack(&self, package: &str, folder: &Path) -> Result<()> {
         let work = tempfile::tempdir_in(&self.root).context("cannot create a download folder")?;
         let output = self.run("apt-get", &["download", "-q", package], work.path())?;
@@ -185,6 +193,11 @@ impl Apt {
             ),
         }
     }
+}
+
+/// The newest version that archives have, from the table that `apt-cache madison` prints.
+fn newest(madison: &str) -> Option<&str> {
+    madison.lines().next()?.split('|').nth(1).map(str::trim)
 }
 
 /// Unpacks an archive so that `folder` is there complete or not at all.
@@ -310,4 +323,17 @@ fn tail(bytes: &[u8]) -> String {
         .filter(|line| !line.trim().is_empty())
         .collect();
     lines[lines.len().saturating_sub(8)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::newest;
+
+    #[test]
+    fn the_newest_version_is_one_that_an_archive_has() {
+        let table = "linux-perf |  6.1.176-1 | http://mirror/debian bookworm/main amd64 Packages\n\
+                     linux-perf |  6.1.170-1 | http://mirror/debian bookworm/main amd64 Packages\n";
+        assert_eq!(newest(table), Some("6.1.176-1"));
+        assert_eq!(newest(""), None);
+    }
 }

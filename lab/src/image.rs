@@ -445,10 +445,12 @@ fn merged(path: &str) -> String {
     }
 }
 
+/// Of 64 bits, as all our guests are: perf has helpers for programs of 32 bits, whose libraries a host
+/// need not have.
 fn is_elf(path: &Path) -> Result<bool> {
-    let mut magic = [0; 4];
+    let mut magic = [0; 5];
     let mut file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(file.read(&mut magic)? == 4 && &magic == b"\x7fELF")
+    Ok(file.read(&mut magic)? == 5 && &magic == b"\x7fELF\x02")
 }
 
 #[cfg(test)]

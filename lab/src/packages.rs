@@ -58,15 +58,12 @@ fn with_dependencies(package: &str, progress: &Progress) -> Result<Vec<PathBuf>>
     apt.update(false)?;
     let mut names = Vec::new();
     for name in apt.missing_with(package)? {
-        let fields = apt
-            .show(&name)?
+        let version = apt
+            .newest_version(&name)?
             .with_context(|| format!("no Debian package \"{name}\""))?;
-        let version = fields
-            .get("Version")
-            .context("the index has a package without version")?;
         let folder = format!("{name}_{}", version.replace([':', '/'], "_"));
         if !root.join(&folder).is_dir() {
-            apt.download_and_unpack(&name, &root.join(&folder))?;
+            apt.download_and_unpack(&format!("{name}={version}"), &root.join(&folder))?;
         }
         names.push(folder);
     }
