@@ -110,6 +110,23 @@ pub fn number(value: &Value, pointer: &str) -> Result<f64> {
         .with_context(|| format!("no number at {pointer} in {value}"))
 }
 
+/// A thread of the fair class that sleeps a millisecond at a time, and the histogram of how late it was.
+pub const CYCLICTEST: &str = "cyclictest -q -t 1 -i 1000 --policy=other -h 100000";
+
+/// How late the thread was each time, in the histogram's unit (microseconds, with `-N` nanoseconds) in
+/// ascending order, from [`CYCLICTEST`]'s output.
+pub fn late_by_cyclictest(histogram: &str) -> Result<Vec<f64>> {
+    let mut late = Vec::new();
+    let lines = histogram.lines().filter(|line| !line.starts_with('#'));
+    for (time, times) in lines.filter_map(|line| line.split_once(' ')) {
+        let times = times.trim().parse().context("a number of times")?;
+        late.extend(std::iter::repeat_n(time.parse::<f64>()?, times));
+    }
+    let count = late.len();
+    ensure!(count >= 100, "{count} samples: {histogram}");
+    Ok(late)
+}
+
 /// Runs `test` under a scheduler, which must still be the same one afterwards, and end well.
 ///
 /// The kernel counts how often a scheduler was enabled since boot; were that more than once, the

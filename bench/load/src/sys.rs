@@ -6,8 +6,11 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::time::TimeSpec;
 use nix::sys::wait::waitpid;
+use nix::time::{ClockId, ClockNanosleepFlags, clock_nanosleep};
 use nix::unistd::{ForkResult, Pid};
 
 use crate::cpus::CpuSet;
@@ -21,6 +24,22 @@ pub fn now_ns() -> u64 {
     // SAFETY: `time` is a valid timespec for the call's duration; CLOCK_MONOTONIC always exists.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Sleeps until a time of [`now_ns`]'s clock; at once if it has passed.
+pub fn sleep_until(time: u64) -> Result<()> {
+    let time = TimeSpec::from_duration(Duration::from_nanos(time));
+    loop {
+        match clock_nanosleep(
+            ClockId::CLOCK_MONOTONIC,
+            ClockNanosleepFlags::TIMER_ABSTIME,
+            &time,
+        ) {
+            Ok(_) => return Ok(()),
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error).context("sleep until a time"),
+        }
+    }
 }
 
 /// The CPU that the caller runs on at this moment.

@@ -1,6 +1,7 @@
 //! All tests in virtual machines, as one program: so two guests that do not mind run at once, whatever
 //! they test, and the program is linked once. One that measures real time waits until it is alone.
 
+mod bench_agreement;
 mod bench_verdicts;
 mod lab_guest;
 mod lab_scheduler;

@@ -1,9 +1,11 @@
 //! Mechanism 0, continued: who sleeps often and runs for little does not wait behind CPU hogs, be they
 //! in a cgroup with a limit or not. Printed beside it: the kernel's own scheduler.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{boot_for_magpie, shell, with_and_without};
+use magpie_tests::scheduler::{
+    CYCLICTEST, boot_for_magpie, late_by_cyclictest, shell, with_and_without,
+};
 
 /// Milliseconds that a thread comes late which sleeps a millisecond at a time, beside hogs: 99th
 /// percentile.
@@ -13,21 +15,11 @@ fn measure(guest: &mut Guest, scheduler: &str, limit: &str) -> Result<f64> {
         &format!(
             "mkdir /sys/fs/cgroup/hogs; cd /sys/fs/cgroup/hogs; echo {limit} > cpu.max\n\
              (echo 0 > cgroup.procs; exec magpie-load hogs --count 6 --seconds 60) > /dev/null 2>&1 &\n\
-             sleep 0.5; cyclictest -q -D 2 -t 1 -i 1000 --policy=other -h 100000\n\
+             sleep 0.5; {CYCLICTEST} -D 2\n\
              echo 1 > cgroup.kill; sleep 0.5; rmdir /sys/fs/cgroup/hogs"
         ),
     )?;
-    let mut late_us = Vec::new();
-    let lines = histogram.lines().filter(|line| !line.starts_with('#'));
-    for (us, times) in lines.filter_map(|line| line.split_once(' ')) {
-        let times = times.trim().parse().context("a number of times")?;
-        late_us.extend(std::iter::repeat_n(us.parse::<f64>()?, times));
-    }
-    ensure!(
-        late_us.len() >= 100,
-        "{} samples: {histogram}",
-        late_us.len()
-    );
+    let late_us = late_by_cyclictest(&histogram)?;
     let [p99, p999] = [990, 999].map(|permille| late_us[late_us.len() * permille / 1000] / 1e3);
     println!(
         "{scheduler}, cpu.max of the hogs {limit}: 99 % late by {p99} ms at most, 99.9 % {p999}"

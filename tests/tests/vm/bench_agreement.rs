@@ -1,0 +1,89 @@
+//! Our workloads against the programs that everyone knows, where both measure the same thing: a thread
+//! that a timer wakes (cyclictest), and a byte that goes to and fro (`perf bench sched pipe`).
+
+use anyhow::{Context, Result, ensure};
+use magpie_lab::Guest;
+use magpie_tests::scheduler::{
+    CYCLICTEST, boot_for_magpie, json, late_by_cyclictest, number, shell, under,
+};
+
+/// Largest difference, in percent of the other program's number.
+const AGREEMENT: f64 = 10.0;
+
+fn agrees(what: &str, ours: f64, theirs: f64) -> Result<()> {
+    let percent = 100.0 * (ours / theirs - 1.0);
+    println!("{what}: {ours:.2} us, by the other {theirs:.2} us, {percent:+.1} %");
+    ensure!(
+        percent.abs() <= AGREEMENT,
+        "{what}: {ours} us, but {theirs} us by the other program"
+    );
+    Ok(())
+}
+
+/// How late a thread of one CPU is that wakes every millisecond, beside hogs.
+fn timers_agree(
+    guest: &mut Guest,
+    scheduler: &str,
+    hogs: &str,
+    percentiles: &[(&str, usize)],
+) -> Result<()> {
+    let beside = |command: &str| {
+        format!(
+            "magpie-load hogs --seconds 7 {hogs} > /dev/null & sleep 0.3\n\
+             taskset -c 3 {command} || exit 1; wait"
+        )
+    };
+    // In nanoseconds: a whole microsecond is a tenth of what is measured.
+    let theirs = shell(guest, &beside(&format!("{CYCLICTEST} -N -D 6")))?;
+    let theirs = late_by_cyclictest(&theirs)?;
+    let ours = "magpie-load latency --json --timer-us 1000 --threads 1 --operations 0 --seconds 6";
+    let ours = json(guest, &beside(ours))?;
+    for &(name, permille) in percentiles {
+        let theirs = theirs[theirs.len() * permille / 1000] / 1e3;
+        let ours = number(&ours, &format!("/wakeup_us/{name}"))?;
+        agrees(&format!("{scheduler}, {hogs}, {name}"), ours, theirs)?;
+    }
+    Ok(())
+}
+
+/// A round trip between two processes: the middle of some, in turn.
+fn pipes_agree(guest: &mut Guest, scheduler: &str) -> Result<()> {
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..5 {
+        let found = json(guest, "magpie-load pipe --json --loops 10000")?;
+        ours.push(number(&found, "/us_per_round_trip")?);
+        let text = shell(guest, "perf bench sched pipe -l 10000")?;
+        let us = text
+            .lines()
+            .find_map(|line| line.trim().strip_suffix(" usecs/op"));
+        theirs.push(
+            us.with_context(|| format!("no usecs/op in:\n{text}"))?
+                .parse()?,
+        );
+    }
+    let median = magpie_bench::stats::median;
+    agrees(
+        &format!("{scheduler}, pipe"),
+        median(&ours),
+        median(&theirs),
+    )
+}
+
+fn all_agree(guest: &mut Guest, scheduler: &str) -> Result<()> {
+    const ALL: [(&str, usize); 3] = [("p50", 500), ("p90", 900), ("p99", 990)];
+    // Of a CPU that idles only the middle: what else wakes it at about that time differs from one run
+    // of the same program to the next.
+    timers_agree(guest, scheduler, "--count 1 --cpus 0", &ALL[..1])?;
+    timers_agree(guest, scheduler, "--count 1 --cpus 3", &ALL)?;
+    pipes_agree(guest, scheduler)
+}
+
+#[test]
+fn our_workloads_measure_what_cyclictest_and_perf_do() -> Result<()> {
+    let mut guest = boot_for_magpie("vt4", |options| options.packages.push("linux-perf".into()))?;
+    all_agree(&mut guest, "EEVDF")?;
+    under(&mut guest, "scx_magpie", |guest| {
+        all_agree(guest, "scx_magpie")
+    })?;
+    guest.into_guest().shutdown()
+}
