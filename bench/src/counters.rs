@@ -28,6 +28,36 @@ const SCHEDSTAT: [(usize, &str, f64); 7] = [
     (8, "timeslices", 1.0),
 ];
 
+/// CPU time of all CPUs since boot, in the kernel's clock ticks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CpuTime {
+    /// Tasks or interrupts ran.
+    pub busy: f64,
+    /// A hypervisor ran something else.
+    pub steal: f64,
+    /// Busy, stolen and idle.
+    pub total: f64,
+}
+
+/// From the line of /proc/stat about all CPUs; None for the others.
+pub fn cpu_time(line: &str) -> Option<CpuTime> {
+    let numbers: Vec<f64> = line
+        .strip_prefix("cpu ")?
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    // Guest time is in user already.
+    let [user, nice, system, idle, iowait, irq, softirq, steal, ..] = numbers[..] else {
+        return None;
+    };
+    let busy = user + nice + system + irq + softirq;
+    Some(CpuTime {
+        busy,
+        steal,
+        total: busy + steal + idle + iowait,
+    })
+}
+
 impl Reading {
     /// From the texts of the two files; one that is empty (not there) adds nothing.
     pub fn parse(stat: &str, schedstat: &str) -> Self {
@@ -39,14 +69,13 @@ impl Reading {
             match (name, numbers.as_slice()) {
                 ("ctxt", [count, ..]) => drop(totals.insert("context_switches".into(), *count)),
                 ("processes", [count, ..]) => drop(totals.insert("forks".into(), *count)),
-                // user nice system idle iowait irq softirq steal; guest time is in user already.
-                ("cpu", [user, nice, system, idle, iowait, irq, softirq, steal, ..]) => {
-                    totals.insert("_busy".into(), user + nice + system + irq + softirq);
-                    totals.insert("_idle".into(), idle + iowait);
-                    totals.insert("_steal".into(), *steal);
-                }
                 _ => {}
             }
+        }
+        if let Some(time) = stat.lines().find_map(cpu_time) {
+            totals.insert("_busy".into(), time.busy);
+            totals.insert("_idle".into(), time.total - time.busy - time.steal);
+            totals.insert("_steal".into(), time.steal);
         }
         for line in schedstat.lines().filter(|line| line.starts_with("cpu")) {
             let numbers: Vec<f64> = line

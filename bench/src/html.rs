@@ -10,6 +10,8 @@ use anyhow::{Context, Result};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
 
+use crate::curve;
+use crate::occupancy;
 use crate::report::{BASELINE, Report, Row, write_atomically};
 use crate::stats::{Average, Better, Verdict, variation_percent};
 use crate::strip;
@@ -170,9 +172,15 @@ fn section(report: &Report, workload: &str) -> Result<Markup> {
         .filter(|(name, _)| *name == workload)
         .collect();
     let schedulers = report.schedulers();
-    let strips: Vec<Option<String>> = tests
+    let pictures: Vec<_> = tests
         .iter()
-        .map(|test| strip::render(report, *test))
+        .map(|test| {
+            Ok((
+                strip::render(report, *test)?,
+                occupancy::render(report, *test)?,
+                curve::render(report, *test)?,
+            ))
+        })
         .collect::<Result<_>>()?;
     Ok(html! {
         h2 { (workload) }
@@ -191,9 +199,17 @@ fn section(report: &Report, workload: &str) -> Result<Markup> {
                 }
             }
         }
-        @for (test, strip) in tests.iter().zip(&strips) {
+        @for (test, (strip, occupancy, curve)) in tests.iter().zip(&pictures) {
             @if let Some(svg) = strip {
                 h3 { (test.1) span.note { " " (direction(report, *test)) } }
+                (PreEscaped(svg))
+            }
+            @if let Some(svg) = occupancy {
+                p.note { "How many CPUs were busy, over the time of the warm-up run:" }
+                (PreEscaped(svg))
+            }
+            @if let Some(svg) = curve {
+                p.note { "Its other percentiles, of each run and (thick) the median of the runs:" }
                 (PreEscaped(svg))
             }
         }

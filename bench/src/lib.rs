@@ -13,7 +13,7 @@
 //!                        report  ---------------> JSON file (raw samples)
 //!                          |
 //!              stats --> table, compare, plot     text, Markdown, exit code, SVG
-//!                        html                     one page with a strip per test
+//!                        html                     one page with pictures of each test
 //!                        shard                    parts of a run, joined
 //!                          + reference            published results beside ours
 //! ```
@@ -25,8 +25,10 @@ pub mod candidate;
 pub mod cli;
 pub mod compare;
 pub mod counters;
+pub mod curve;
 pub mod html;
 pub mod interrupt;
+pub mod occupancy;
 pub mod peers;
 pub mod place;
 pub mod plan;

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::occupancy::Occupancy;
 use crate::stats::Better;
 
 /// Version of the result file's format. Raised when a reader of the old one would misread it.
@@ -42,6 +43,9 @@ pub struct Report {
     pub results: Vec<Row>,
 }
 
+/// Percentiles of one run: a percentage, and within what (in the metric's unit) so many were done.
+pub type Curve = Vec<(f64, f64)>;
+
 /// The samples of one metric of one workload case under one scheduler.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Row {
@@ -58,6 +62,12 @@ pub struct Row {
     /// Which direction is an improvement.
     #[serde(default)]
     pub better: Better,
+    /// One for each round, where the metric is a percentile: all of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub curves: Vec<Curve>,
+    /// Of the first metric of a case: how many CPUs were busy over the time of the warm-up run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub occupancy: Occupancy,
     /// What the kernel and the scheduler counted, mean per run.
     #[serde(default)]
     pub counters: BTreeMap<String, f64>,

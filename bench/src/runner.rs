@@ -1,7 +1,8 @@
 //! Runs the suite: every workload under every scheduler, round by round.
 //!
 //! ```text
-//!   round 0 (warm-up, dropped)   A: w1 w2 w3   B: w1 w2 w3   C: ...
+//!   round 0 (warm-up, dropped;   A: w1 w2 w3   B: w1 w2 w3   C: ...
+//!            somebody looks on)
 //!   round 1                      B: ...        C: ...        A: ...
 //!   round 2                      C: ...        A: ...        B: ...
 //! ```
@@ -18,10 +19,11 @@ use anyhow::{Result, anyhow};
 use crate::candidate::Candidate;
 use crate::counters::{Counters, Reading, mean};
 use crate::interrupt;
+use crate::occupancy::{self, Occupancy};
 use crate::place::Place;
-use crate::report::{BASELINE, Report, Row};
+use crate::report::{BASELINE, Curve, Report, Row};
 use crate::shard;
-use crate::workload::{Case, Workload};
+use crate::workload::{Case, Metric, Workload};
 
 /// What to measure.
 pub struct Suite {
@@ -60,7 +62,10 @@ pub trait Watcher {
 struct Cell {
     /// For each metric, a value per round.
     samples: Vec<Vec<f64>>,
+    /// For each metric, a curve per round if it has any.
+    curves: Vec<Vec<Curve>>,
     counters: Vec<Counters>,
+    occupancy: Occupancy,
     failed: Option<String>,
 }
 
@@ -196,9 +201,9 @@ impl Suite {
                         scheduler: &candidate.name,
                         what: format!("{} {}", workload.name, case.label),
                     });
-                    match measure(place, workload, case, candidate) {
-                        Ok((samples, counters)) if round > 0 => cell.add(&samples, counters),
-                        Ok(_) => {}
+                    match measure(place, workload, case, candidate, round == 0) {
+                        Ok(measured) if round > 0 => cell.add(measured),
+                        Ok(measured) => cell.occupancy = measured.occupancy,
                         Err(error) => {
                             stop_if_interrupted()?;
                             cell.failed = Some(format!("{error:#}"));
@@ -252,6 +257,11 @@ impl Suite {
                             samples: cell.samples.get(m).cloned().unwrap_or_default(),
                             unit: metric.unit.clone(),
                             better: metric.better,
+                            curves: cell.curves.get(m).cloned().unwrap_or_default(),
+                            occupancy: match m {
+                                0 => cell.occupancy.clone(),
+                                _ => Occupancy::new(),
+                            },
                             counters: mean(&cell.counters),
                             failed: cell.failed.clone(),
                         });
@@ -264,12 +274,14 @@ impl Suite {
 }
 
 impl Cell {
-    fn add(&mut self, samples: &[f64], counters: Counters) {
-        self.samples.resize(samples.len(), Vec::new());
-        for (list, sample) in self.samples.iter_mut().zip(samples) {
-            list.push(*sample);
+    fn add(&mut self, run: Measured) {
+        self.samples.resize(run.metrics.len(), Vec::new());
+        self.curves.resize(run.metrics.len(), Vec::new());
+        for (metric, (sample, curve)) in run.metrics.into_iter().enumerate() {
+            self.samples[metric].push(sample);
+            self.curves[metric].extend(curve);
         }
-        self.counters.push(counters);
+        self.counters.push(run.counters);
     }
 }
 
@@ -281,15 +293,29 @@ fn stop_if_interrupted() -> Result<()> {
     }
 }
 
+/// What one run yielded.
+struct Measured {
+    metrics: Vec<(f64, Option<Curve>)>,
+    counters: Counters,
+    /// Empty unless somebody looked on.
+    occupancy: Occupancy,
+}
+
 /// One run: its metrics, and what was counted meanwhile.
 fn measure(
     place: &mut dyn Place,
     workload: &Workload,
     case: &Case,
     candidate: &Candidate,
-) -> Result<(Vec<f64>, Counters)> {
+    is_watched: bool,
+) -> Result<Measured> {
     let before = read_counters(place, candidate);
-    let ran = place.run(&case.argv, Duration::from_secs(workload.timeout_s))?;
+    let limit = Duration::from_secs(workload.timeout_s);
+    let mut ran = match is_watched {
+        true => place.run(&occupancy::watched(&case.argv), limit)?,
+        false => place.run(&case.argv, limit)?,
+    };
+    let occupancy = occupancy::take(&mut ran.output);
     let after = read_counters(place, candidate);
     if ran.code != 0 {
         return Err(anyhow!(
@@ -299,12 +325,15 @@ fn measure(
             ran.output.trim_end()
         ));
     }
-    let samples = workload
-        .metric
-        .iter()
-        .map(|metric| metric.read(&ran.output, ran.seconds))
-        .collect::<Result<_>>()?;
-    Ok((samples, after.since(&before)))
+    let read = |metric: &Metric| {
+        let number = metric.read(&ran.output, ran.seconds)?;
+        Ok((number, metric.read_curve(&ran.output)?))
+    };
+    Ok(Measured {
+        metrics: workload.metric.iter().map(read).collect::<Result<_>>()?,
+        counters: after.since(&before),
+        occupancy,
+    })
 }
 
 /// Counters explain a result, they are not it: what cannot be read is left out.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
+use crate::report::Curve;
 use crate::stats::Better;
 
 const BUILT_IN: &str = include_str!("../workloads.toml");
@@ -63,6 +64,9 @@ pub struct Metric {
     /// The metric is how long the command ran: for programs that do not say it themselves.
     #[serde(default)]
     pub time: bool,
+    /// At this JSON pointer are all percentiles of what the metric is one of, see [`Curve`].
+    #[serde(default)]
+    pub curve: Option<String>,
 }
 
 /// One command of a workload, all parameters filled in.
@@ -272,6 +276,19 @@ impl Metric {
             self.unit
         );
         Ok(number)
+    }
+}
+
+impl Metric {
+    /// Finds the percentiles in a run's output; none where the metric has no curve.
+    pub fn read_curve(&self, output: &str) -> Result<Option<Curve>> {
+        let Some(pointer) = &self.curve else {
+            return Ok(None);
+        };
+        let curve = json_in(output)
+            .and_then(|json| serde_json::from_value(json.pointer(pointer)?.clone()).ok())
+            .with_context(|| format!("the output has no list of percentiles at `{pointer}`"))?;
+        Ok(Some(curve))
     }
 }
 

@@ -9,10 +9,26 @@ pub fn histogram() -> Result<Histogram<u64>> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).context("make a histogram")
 }
 
-/// In microseconds: `p50`, `p90`, `p99`, `p99_9` and `max`.
+/// In microseconds: `p50`, `p90`, `p99`, `p99_9` and `max`; and `curve`, pairs of a percentage and the
+/// time within which so many were done.
 pub fn percentiles(histogram: &Histogram<u64>) -> Value {
     let [p50, p90, p99, p99_9, max] = microseconds(histogram);
-    json!({ "p50": p50, "p90": p90, "p99": p99, "p99_9": p99_9, "max": max })
+    json!({
+        "p50": p50, "p90": p90, "p99": p99, "p99_9": p99_9, "max": max, "curve": curve(histogram),
+    })
+}
+
+/// As far as there are values to tell: the 99.9th percentile of a hundred values is their maximum.
+fn curve(histogram: &Histogram<u64>) -> Vec<(f64, f64)> {
+    const PERCENT: [f64; 11] = [
+        50.0, 75.0, 90.0, 95.0, 98.0, 99.0, 99.5, 99.8, 99.9, 99.95, 99.99,
+    ];
+    PERCENT
+        .into_iter()
+        // Rounded: 100.0 - 99.9 is a little less than 0.1.
+        .filter(|percent| (histogram.len() as f64 * (100.0 - percent)).round() >= 100.0)
+        .map(|percent| (percent, histogram.value_at_percentile(percent) as f64 / 1e3))
+        .collect()
 }
 
 /// The same for people.
@@ -24,4 +40,23 @@ pub fn describe(histogram: &Histogram<u64>) -> String {
 fn microseconds(histogram: &Histogram<u64>) -> [f64; 5] {
     let at = |quantile: f64| histogram.value_at_quantile(quantile);
     [at(0.5), at(0.9), at(0.99), at(0.999), histogram.max()].map(|ns| ns as f64 / 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_curve_ends_where_the_values_do() -> Result<()> {
+        let mut histogram = histogram()?;
+        for value in 1..=1000 {
+            histogram.record(value * 1000)?;
+        }
+        let curve = curve(&histogram);
+        assert_eq!(curve.last().map(|(percent, _)| *percent), Some(99.9));
+        for (percent, us) in curve {
+            assert!((us / percent - 10.0).abs() <= 0.02, "{percent} %: {us}");
+        }
+        Ok(())
+    }
 }
