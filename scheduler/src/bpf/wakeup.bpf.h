@@ -18,7 +18,9 @@
  *   otherwise: the previous CPU's queue, and steal.bpf.h advertises it
  *
  * (portable/placement.h). Only CPUs that the task may use, and preferred ones where
- * there are any. A task that goes to an idle CPU does not pass the queue.
+ * there are any. To one that runs long, a core is idle as well if only its waker runs
+ * there and is believed to sleep next. A task that goes to an idle CPU does not pass
+ * the queue.
  *
  * A search looks at CPUs whose bit says that they idle or did so until their last
  * tick; how many, each waking CPU learns: twice as many after a success, half after
@@ -52,7 +54,11 @@ const volatile bool is_hybrid = false;
  */
 #define WORTH_A_CORE_NS 500000
 
-/* A waker that runs for less between two sleeps is believed to sleep next. */
+/*
+ * A waker that runs for less between two sleeps is believed to sleep next, and its core
+ * to be idle then. Otherwise workers that a brief messenger wakes from the only core that
+ * is free share another for good: it is never free when they wake.
+ */
 #define SLEEPS_SOON_NS 100000
 
 bool may_place(const struct task_struct *task, u32 cpu)
@@ -102,6 +108,11 @@ bool leaves_cpu(const struct placement *at)
 	return waker && waker->avg_burst < SLEEPS_SOON_NS;
 }
 
+bool are_siblings(u32 cpu, u32 other)
+{
+	return topology_of(cpu)->core_first == topology_of(other)->core_first;
+}
+
 u32 cpu_to_llc(u32 cpu)
 {
 	return topology_of(cpu)->llc;
@@ -126,8 +137,12 @@ void begin_visit(struct sparsemask_visit *visit, u32 llc, u32 near_cpu)
 {
 	u32 first = llc_of(llc)->first;
 
+	/*
+	 * From the core's first CPU: the siblings of one that is not would come last, and a
+	 * task whose waker has its CPU would go to a busy core beside its own idle sibling.
+	 */
 	*visit = sparsemask_visit_begin(first, first + llc_of(llc)->size,
-					topology_of(near_cpu)->place);
+					topology_of(near_cpu)->core_first);
 }
 
 /* The kernel's own choice, on its own masks. */
@@ -163,6 +178,7 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 		.may_go_far = ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS,
 		.core_is_worth_it = wakeup_idle_core &&
 				    (ts->cpu < 0 || ts->avg_burst >= WORTH_A_CORE_NS),
+		.outlasts_waker = ts->avg_burst >= WORTH_A_CORE_NS,
 		.may_preempt = p->policy != SCHED_IDLE,
 	};
 	u32 step = choose_cpu(&at, p);

@@ -80,6 +80,11 @@ bool is_alone_on_core(u32 cpu)
 	return true;
 }
 
+bool are_siblings(u32 cpu, u32 other)
+{
+	return cpu / machine->threads == other / machine->threads;
+}
+
 bool leaves_cpu(const struct placement *at)
 {
 	(void)at;
@@ -114,8 +119,9 @@ bool have_others_idle(u32 llc)
 void begin_visit(struct sparsemask_visit *visit, u32 llc, u32 near_cpu)
 {
 	u32 first = llc * llc_places();
+	u32 core_first = near_cpu - near_cpu % machine->threads;
 
-	*visit = sparsemask_visit_begin(first, first + llc_cpus(), cpu_to_place(near_cpu));
+	*visit = sparsemask_visit_begin(first, first + llc_cpus(), cpu_to_place(core_first));
 }
 
 u32 visit_idle(struct sparsemask_visit *visit)

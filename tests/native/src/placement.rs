@@ -70,6 +70,8 @@ pub struct Wakeup {
     pub may_go_far: bool,
     /// There for an idle core, rather than share one at home.
     pub core_is_worth_it: bool,
+    /// Beside a waker that is about to sleep.
+    pub outlasts_waker: bool,
     /// CPUs that run SCHED_IDLE tasks count as idle.
     pub may_preempt: bool,
     /// Only what is all that is wanted.
@@ -96,6 +98,7 @@ impl Wakeup {
             wants_fast: false,
             may_go_far: true,
             core_is_worth_it: false,
+            outlasts_waker: false,
             may_preempt: true,
             only_perfect: false,
             cpu: NO_CPU,

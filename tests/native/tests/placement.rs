@@ -114,6 +114,26 @@ fn a_task_that_runs_long_prefers_a_far_idle_core_to_sharing_one() {
     assert_eq!(choose(&mut machine, long).0, Step::Beyond);
 }
 
+/// CPUs 0 and 1, 2 and 3 and so on are siblings; the messenger on 3 wakes from the only core that is
+/// free.
+#[test]
+fn a_task_that_runs_long_shares_with_a_waker_that_sleeps_next_and_not_with_others() {
+    let mut machine = small();
+    machine.set([0, 3, 4, 6], Cpu::Busy);
+    machine.waker_leaves = true;
+    let at = |previous| Wakeup {
+        core_is_worth_it: true,
+        outlasts_waker: true,
+        ..Wakeup::new(previous, 3)
+    };
+    // Where it is, and where it left a busy core for.
+    assert_eq!(choose(&mut machine.clone(), at(2)), (Step::Previous, 2));
+    assert_eq!(choose(&mut machine.clone(), at(1)), (Step::IdleCore, 2));
+    assert_eq!(choose(&mut machine.clone(), at(5)).1, 2);
+    machine.waker_leaves = false;
+    assert_eq!(choose(&mut machine, at(1)), (Step::IdleCpu, 1));
+}
+
 #[test]
 fn without_idle_cores_any_idle_cpu_will_do() {
     let mut machine = small();
@@ -186,7 +206,7 @@ proptest! {
         idle in any::<u64>(),
         allowed in any::<u64>(),
         named in (any::<u32>(), any::<u32>(), any::<u32>()),
-        flags in any::<[bool; 4]>(),
+        flags in any::<[bool; 5]>(),
     ) {
         let mut machine = Machine::new(shape.0, shape.1, shape.2, shape.3);
         let cpus = machine.cpus();
@@ -196,6 +216,7 @@ proptest! {
             is_sync: flags[1],
             wants_core: flags[2],
             core_is_worth_it: flags[3],
+            outlasts_waker: flags[4],
             ..Wakeup::new(named.0 % cpus, named.1 % cpus)
         };
         let (step, cpu) = machine.choose(allowed, &mut at);

@@ -38,6 +38,7 @@ struct placement {
 	bool wants_fast; /* no CPU of low capacity, as long as there are others */
 	bool may_go_far; /* worth being moved to another LLC */
 	bool core_is_worth_it; /* ... rather than to share a core at home */
+	bool outlasts_waker; /* where it shares a core with a waker that is about to sleep */
 	bool may_preempt; /* a SCHED_IDLE task, so that its CPU counts as idle */
 
 	/* Of the search. */
@@ -59,6 +60,7 @@ __by_includer bool is_free(const struct placement *at, u32 cpu);
 __by_includer bool claim_cpu(struct placement *at, u32 cpu);
 /* Whether no other CPU of the core runs anything. */
 __by_includer bool is_alone_on_core(u32 cpu);
+__by_includer bool are_siblings(u32 cpu, u32 other);
 /* Whether the waker leaves its CPU to the task when it goes to sleep. */
 __by_includer bool leaves_cpu(const struct placement *at);
 __by_includer u32 cpu_to_llc(u32 cpu);
@@ -72,9 +74,17 @@ __by_includer bool have_others_idle(u32 llc);
 __by_includer void begin_visit(struct sparsemask_visit *visit, u32 llc, u32 near_cpu);
 __by_includer u32 visit_idle(struct sparsemask_visit *visit);
 
+/* Nothing else runs on the core, but the waker, and for the last moment. */
+static inline bool is_left_alone(const struct placement *at, u32 cpu)
+{
+	return at->outlasts_waker && cpu != at->waker && are_siblings(cpu, at->waker) &&
+	       is_alone_on_core(at->waker) && leaves_cpu(at);
+}
+
 static inline bool is_perfect(const struct placement *at, u32 cpu)
 {
-	return (!at->wants_core || is_alone_on_core(cpu)) && (!at->wants_fast || is_fast(cpu));
+	return (!at->wants_core || is_alone_on_core(cpu) || is_left_alone(at, cpu)) &&
+	       (!at->wants_fast || is_fast(cpu));
 }
 
 /* One CPU that is known by name. */
