@@ -150,11 +150,11 @@ fn busy_threads_do_not_share_a_core_beside_an_idle_one() -> Result<()> {
 }
 
 /// How much longer than its median the 95th percentile of requests is: a core that two workers share has
-/// 0.6 of its speed for each. The worst of five attempts: forked well, workers may share none by chance.
+/// 0.6 of its speed for each. The worst of eight attempts: forked well, workers may share none by chance.
 fn tail(guest: &mut Guest, scheduler: &str) -> Result<f64> {
     let mut tails = Vec::new();
-    let command = "magpie-load latency --json --threads 4 --seconds 0.5";
-    for _ in 0..5 {
+    let command = "magpie-load latency --json --threads 4 --seconds 0.3";
+    for _ in 0..8 {
         let found = json(guest, command)?;
         let percentile = |place: usize| number(&found, &format!("/request_us/curve/{place}/1"));
         tails.push(percentile(3)? / percentile(0)?);
