@@ -1,10 +1,11 @@
 //! The percentiles of one test as curves: one for each scheduler, and faintly one for each of its runs.
 //!
-//! Both axes are logarithmic, because what people feel is far out: each step to the right is a tenth of
-//! the requests that the step before left. The thick line is the median of the runs at each percentile,
+//! The percentages are on a logarithmic axis, because what people feel is far out: each step to the right
+//! is a tenth of the requests that the step before left. The thick line is the median of the runs at each percentile,
 //! as far as all of them have it.
 
 use anyhow::{Context, Result, anyhow};
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
 use crate::plot::COLOURS;
@@ -14,6 +15,9 @@ use crate::table::significant;
 
 const WIDTH: u32 = 960;
 const HEIGHT: u32 = 300;
+/// Of the largest value to the smallest. Beyond, the small ones need a logarithmic axis to be told apart;
+/// a narrow one would have no power of ten, and so no number, on it.
+const MOST_ON_ONE_SCALE: f64 = 30.0;
 
 /// One scheduler's lines: points are (one in how many is slower, within what the others are done).
 #[derive(Debug, PartialEq)]
@@ -36,7 +40,16 @@ pub fn render(report: &Report, test: (&str, &str)) -> Result<Option<String>> {
     };
     let mut svg = String::new();
     let area = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area();
-    draw(&lines, unit, &area)
+    let values = || lines.iter().flat_map(|line| line.runs.iter().flatten());
+    let low = values()
+        .map(|(_, value)| *value)
+        .fold(f64::INFINITY, f64::min);
+    let high = values().map(|(_, value)| *value).fold(low, f64::max);
+    let drawn = match high / low > MOST_ON_ONE_SCALE {
+        true => draw(&lines, unit, (low * 0.8..high * 1.25).log_scale(), &area),
+        false => draw(&lines, unit, 0.0..high * 1.1, &area),
+    };
+    drawn
         .and_then(|()| area.present().map_err(|error| anyhow!("{error}")))
         .with_context(|| format!("drawing the percentiles of {} {}", test.0, test.1))?;
     drop(area);
@@ -76,30 +89,26 @@ fn middle(row: &Row) -> Vec<(f64, f64)> {
         .map_or(Vec::new(), |first| first.iter().filter_map(at).collect())
 }
 
-fn draw(
+fn draw<Y>(
     lines: &[Lines],
     unit: &str,
+    y: Y,
     area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
-) -> Result<()> {
+) -> Result<()>
+where
+    Y: AsRangedCoord<Value = f64>,
+    Y::CoordDescType: ValueFormatter<f64>,
+{
     let failed = |error: DrawingAreaErrorKind<std::io::Error>| anyhow!("{error}");
-    let all = || {
-        lines
-            .iter()
-            .flat_map(|line| line.runs.iter().flatten().copied())
-    };
-    let right = all().map(|(place, _)| place).fold(10.0, f64::max);
-    let low = all().map(|(_, value)| value).fold(f64::INFINITY, f64::min);
-    let high = all().map(|(_, value)| value).fold(low, f64::max);
+    let places = lines.iter().flat_map(|line| line.runs.iter().flatten());
+    let right = places.map(|(place, _)| *place).fold(10.0, f64::max);
 
     area.fill(&WHITE).map_err(failed)?;
     let mut chart = ChartBuilder::on(area)
         .margin(8)
         .x_label_area_size(36)
         .y_label_area_size(60)
-        .build_cartesian_2d(
-            (2.0..right * 1.05).log_scale(),
-            (low * 0.8..high * 1.25).log_scale(),
-        )
+        .build_cartesian_2d((2.0..right * 1.05).log_scale(), y)
         .map_err(failed)?;
     // Without the zeros that a fixed number of digits would add.
     let percent = |place: &f64| format!("{} %", (1e5 - 1e5 / place).round() / 1e3);
@@ -178,5 +187,18 @@ mod tests {
             render(&report_of(&[("eevdf", &[1.0])]), TEST).unwrap(),
             None
         );
+    }
+
+    #[test]
+    fn the_axis_has_numbers_whether_values_are_near_or_far() {
+        let of = |curve: Curve| {
+            let mut report = report();
+            report.results[0].curves = vec![curve];
+            render(&report, TEST).unwrap().unwrap()
+        };
+        let near = of(vec![(50.0, 3000.0), (99.0, 5100.0)]);
+        assert!(near.contains("4000\n</text>"), "{near}");
+        let far = of(vec![(50.0, 9.0), (99.0, 900.0)]);
+        assert!(far.contains("100.0\n</text>"), "{far}");
     }
 }
