@@ -48,7 +48,6 @@
 
 /* From the kernel's linux/sched.h. */
 #define PF_EXITING 0x00000004
-#define PF_KTHREAD 0x00200000
 #define SIGKILL_BIT (1ULL << (9 - 1))
 #define SIGNAL_GROUP_EXIT 0x00000004
 

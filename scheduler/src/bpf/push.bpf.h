@@ -10,9 +10,11 @@
  *
  *   queued, and not by a wakeup?        --no--> nothing: wakeups look by themselves
  *        | yes
- *   preempted by what is soon over?     --yes-> the tick will see; not told to thieves
+ *   preempted by a kernel thread that
+ *   is bound here and soon over?        --yes-> the tick will see; not told to thieves
  *        | no
  *   runs for less than a move costs, or
+ *   was preempted by one that does, or
  *   one was pushed from here just now?  --yes-> the tick will see
  *        | no
  *   idle CPU that it may use?           --yes-> claimed, told to search, kicked
@@ -27,9 +29,6 @@
 #define __MAGPIE_PUSH_BPF_H
 
 const volatile bool push_enabled = true;
-
-/* At most one push in this time from one CPU. */
-const volatile u64 push_interval_ns = 100000;
 
 /* What a move is taken to cost. */
 #define MOVE_COST_NS 50000ULL

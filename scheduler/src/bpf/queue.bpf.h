@@ -57,8 +57,11 @@ const volatile bool preempt_enabled = true;
 /* How far before the running task a woken one must be to preempt it. */
 const volatile u64 preempt_margin_ns = 1000000;
 
-/* Who runs no longer than this is not worth moving the task for that it preempts. */
-#define BRIEF_BURST_NS 100000ULL
+/*
+ * At most one push in this time from one CPU (push.bpf.h), and none in it after a
+ * preemption that should be over by then.
+ */
+const volatile u64 push_interval_ns = 100000;
 
 /* How long a task runs undisturbed once it has the CPU. */
 const volatile u64 preempt_protect_ns = 1000000;
@@ -263,8 +266,12 @@ static __always_inline bool queue_task(struct task_struct *p, struct task_state 
 		if (should_preempt(p, ts, state)) {
 			/* Once: the next wakeup must not queue up behind this one. */
 			WRITE_ONCE(state->preempt_key, 0);
-			if (ts->avg_burst < BRIEF_BURST_NS)
-				WRITE_ONCE(state->soon_free, 1);
+			/* Soon over, and not worth moving the preempted task for. */
+			if (ts->avg_burst < push_interval_ns) {
+				WRITE_ONCE(state->next_push, scx_bpf_now() + push_interval_ns);
+				if (is_bound_kernel_thread(p))
+					WRITE_ONCE(state->soon_free, 1);
+			}
 			count_event(here, EVENT_PREEMPT, 1);
 			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags | SCX_ENQ_PREEMPT);
 			return false;
@@ -281,9 +288,10 @@ static __always_inline bool queue_task(struct task_struct *p, struct task_state 
 }
 
 /*
- * The task gives way to one that preempts it and is soon over. Then an idle CPU must not
- * take it: kernel threads that are bound to a CPU woke for 20 us each, and CPU hogs lost
- * the cores to which they had just spread.
+ * The task gives way to a kernel thread that is bound to its CPU and soon over. Then an
+ * idle CPU must not take it: such threads woke for 20 us each, and CPU hogs lost the cores
+ * to which they had just spread. Not to others: a shell that waits for its children runs
+ * briefly, until it forks, and only a tick found who waited behind it.
  */
 static __always_inline bool has_cpu_back_soon(struct cpu_state *state, u64 enq_flags)
 {

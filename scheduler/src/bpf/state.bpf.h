@@ -9,9 +9,10 @@
 #ifndef __MAGPIE_STATE_BPF_H
 #define __MAGPIE_STATE_BPF_H
 
-/* From the kernel's uapi, which vmlinux.h does not carry. */
+/* From the kernel's headers: vmlinux.h has no macros. */
 #define SCHED_BATCH 3
 #define SCHED_IDLE 5
+#define PF_KTHREAD 0x00200000
 
 /* Topology and limits: written by user space before load, constant after. */
 const volatile u32 nr_cpus = 1;
@@ -185,6 +186,11 @@ static __always_inline bool is_runnable(const struct task_struct *p)
 static __always_inline bool is_pinned(const struct task_struct *p)
 {
 	return p->nr_cpus_allowed == 1 || is_migration_disabled(p);
+}
+
+static __always_inline bool is_bound_kernel_thread(const struct task_struct *p)
+{
+	return p->flags & PF_KTHREAD && p->nr_cpus_allowed == 1;
 }
 
 #endif /* __MAGPIE_STATE_BPF_H */
