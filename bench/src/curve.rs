@@ -4,11 +4,11 @@
 //! is a tenth of the requests that the step before left. The thick line is the median of the runs at each percentile,
 //! as far as all of them have it.
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
-use crate::plot::COLOURS;
+use crate::plot::{Area, COLOURS, draw_legend, draw_svg, failed};
 use crate::report::{Curve, Report, Row};
 use crate::stats::median;
 use crate::table::significant;
@@ -38,22 +38,18 @@ pub fn render(report: &Report, test: (&str, &str)) -> Result<Option<String>> {
     else {
         return Ok(None);
     };
-    let mut svg = String::new();
-    let area = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area();
     let values = || lines.iter().flat_map(|line| line.runs.iter().flatten());
     let low = values()
         .map(|(_, value)| *value)
         .fold(f64::INFINITY, f64::min);
     let high = values().map(|(_, value)| *value).fold(low, f64::max);
-    let drawn = match high / low > MOST_ON_ONE_SCALE {
-        true => draw(&lines, unit, (low * 0.8..high * 1.25).log_scale(), &area),
-        false => draw(&lines, unit, 0.0..high * 1.1, &area),
+    let draw = |area: &Area| match high / low > MOST_ON_ONE_SCALE {
+        true => draw(&lines, unit, (low * 0.8..high * 1.25).log_scale(), area),
+        false => draw(&lines, unit, 0.0..high * 1.1, area),
     };
-    drawn
-        .and_then(|()| area.present().map_err(|error| anyhow!("{error}")))
-        .with_context(|| format!("drawing the percentiles of {} {}", test.0, test.1))?;
-    drop(area);
-    Ok(Some(svg))
+    draw_svg((WIDTH, HEIGHT), draw)
+        .map(Some)
+        .with_context(|| format!("drawing the percentiles of {} {}", test.0, test.1))
 }
 
 fn collect<'a>(report: &'a Report, test: (&str, &str)) -> Vec<Lines<'a>> {
@@ -89,21 +85,13 @@ fn middle(row: &Row) -> Vec<(f64, f64)> {
         .map_or(Vec::new(), |first| first.iter().filter_map(at).collect())
 }
 
-fn draw<Y>(
-    lines: &[Lines],
-    unit: &str,
-    y: Y,
-    area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
-) -> Result<()>
+fn draw<Y>(lines: &[Lines], unit: &str, y: Y, area: &Area) -> Result<()>
 where
     Y: AsRangedCoord<Value = f64>,
     Y::CoordDescType: ValueFormatter<f64>,
 {
-    let failed = |error: DrawingAreaErrorKind<std::io::Error>| anyhow!("{error}");
     let places = lines.iter().flat_map(|line| line.runs.iter().flatten());
     let right = places.map(|(place, _)| *place).fold(10.0, f64::max);
-
-    area.fill(&WHITE).map_err(failed)?;
     let mut chart = ChartBuilder::on(area)
         .margin(8)
         .x_label_area_size(36)
@@ -137,13 +125,7 @@ where
             .label(line.scheduler)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 14, y)], thick));
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
-        .background_style(WHITE.mix(0.8))
-        .border_style(BLACK.mix(0.3))
-        .draw()
-        .map_err(failed)
+    draw_legend(&mut chart, SeriesLabelPosition::UpperLeft)
 }
 
 #[cfg(test)]

@@ -5,12 +5,12 @@
 //! where it runs. The kernel tells CPU time there in hundredths of a second: what is shorter than a
 //! tenth of one is not resolved, and a run of less than that has no curve.
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use plotters::prelude::*;
 
 use crate::counters::{CpuTime, cpu_time};
-use crate::plot::COLOURS;
-use crate::report::Report;
+use crate::plot::{Area, COLOURS, draw_legend, draw_svg, failed};
+use crate::report::{Occupancy, Report};
 
 const WIDTH: u32 = 960;
 const HEIGHT: u32 = 180;
@@ -36,9 +36,6 @@ printf '\n%s\n%s\n%s\n' "$0" "$(grep -c '^cpu[0-9]' /proc/stat)" "$seen"
 exit $code"#;
 
 const MARKER: &str = "magpie-occupancy";
-
-/// The time since the start in seconds, and how many CPUs were busy until then from the point before.
-pub type Occupancy = Vec<(f64, f64)>;
 
 /// The command with someone beside it who looks on.
 pub fn watched(argv: &[String]) -> Vec<String> {
@@ -90,13 +87,9 @@ pub fn render(report: &Report, test: (&str, &str)) -> Result<Option<String>> {
     if lines.is_empty() {
         return Ok(None);
     }
-    let mut svg = String::new();
-    let area = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area();
-    draw(&lines, &area)
-        .and_then(|()| area.present().map_err(|error| anyhow!("{error}")))
-        .with_context(|| format!("drawing the busy CPUs of {} {}", test.0, test.1))?;
-    drop(area);
-    Ok(Some(svg))
+    draw_svg((WIDTH, HEIGHT), |area| draw(&lines, area))
+        .map(Some)
+        .with_context(|| format!("drawing the busy CPUs of {} {}", test.0, test.1))
 }
 
 /// From the time of the point before to its own, each point's height.
@@ -108,16 +101,10 @@ fn steps(points: &Occupancy) -> Vec<(f64, f64)> {
         .collect()
 }
 
-fn draw(
-    lines: &[(usize, &str, &Occupancy)],
-    area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
-) -> Result<()> {
-    let failed = |error: DrawingAreaErrorKind<std::io::Error>| anyhow!("{error}");
+fn draw(lines: &[(usize, &str, &Occupancy)], area: &Area) -> Result<()> {
     let all = || lines.iter().flat_map(|(_, _, points)| points.iter());
     let right = all().map(|(end, _)| *end).fold(0.0, f64::max);
     let top = all().map(|(_, busy)| *busy).fold(1.0, f64::max);
-
-    area.fill(&WHITE).map_err(failed)?;
     let mut chart = ChartBuilder::on(area)
         .margin(8)
         .x_label_area_size(34)
@@ -142,13 +129,7 @@ fn draw(
             .label(*name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 14, y)], colour));
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::LowerRight)
-        .background_style(WHITE.mix(0.8))
-        .border_style(BLACK.mix(0.3))
-        .draw()
-        .map_err(failed)
+    draw_legend(&mut chart, SeriesLabelPosition::LowerRight)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
+use plotters::coord::{CoordTranslate, Shift};
 use plotters::prelude::*;
 
 use crate::report::{BASELINE, Report, write_atomically};
@@ -27,6 +28,40 @@ pub(crate) const COLOURS: [RGBColor; 6] = [
     RGBColor(120, 200, 170),
     RGBColor(90, 90, 60),
 ];
+
+/// Where a picture is drawn.
+pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// Draws an SVG picture of this width and height.
+pub(crate) fn draw_svg(size: (u32, u32), draw: impl FnOnce(&Area) -> Result<()>) -> Result<String> {
+    let mut svg = String::new();
+    {
+        let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        area.fill(&WHITE).map_err(failed)?;
+        draw(&area)?;
+        area.present().map_err(failed)?;
+    }
+    Ok(svg)
+}
+
+/// The drawing library's error, which is none that others can hold.
+pub(crate) fn failed(error: DrawingAreaErrorKind<std::io::Error>) -> anyhow::Error {
+    anyhow!("{error}")
+}
+
+/// Names the series that have a label.
+pub(crate) fn draw_legend<'a, C: CoordTranslate>(
+    chart: &mut ChartContext<'a, SVGBackend<'a>, C>,
+    position: SeriesLabelPosition,
+) -> Result<()> {
+    chart
+        .configure_series_labels()
+        .position(position)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK.mix(0.3))
+        .draw()
+        .map_err(failed)
+}
 
 /// One bar: average and range of the samples, over the baseline's average.
 struct Bar {
@@ -53,13 +88,8 @@ fn render(report: &Report) -> Result<String> {
     if bars.is_empty() {
         bail!("the result file has no samples to draw; a complete run of `magpie bench` has some");
     }
-    let mut svg = String::new();
-    let area = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area();
-    draw_chart(report, &schedulers, &groups, &bars, &area)
-        .and_then(|()| area.present().map_err(|error| anyhow!("{error}")))
-        .context("drawing the plot")?;
-    drop(area);
-    Ok(svg)
+    let draw = |area: &Area| draw_chart(report, &schedulers, &groups, &bars, area);
+    draw_svg((WIDTH, HEIGHT), draw).context("drawing the plot")
 }
 
 fn collect_bars(report: &Report, schedulers: &[&str], groups: &[(&str, &str)]) -> Vec<Bar> {
@@ -91,12 +121,9 @@ fn draw_chart(
     schedulers: &[&str],
     groups: &[(&str, &str)],
     bars: &[Bar],
-    area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
+    area: &Area,
 ) -> Result<()> {
-    let failed = |error: DrawingAreaErrorKind<std::io::Error>| anyhow!("{error}");
     let top = bars.iter().map(|bar| bar.high).fold(1.0, f64::max) * 1.25;
-    area.fill(&WHITE).map_err(failed)?;
-
     let mut chart = ChartBuilder::on(area)
         .caption(caption(report), ("sans-serif", 16))
         .margin(12)
@@ -142,13 +169,7 @@ fn draw_chart(
             }))
             .map_err(failed)?;
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .background_style(WHITE.mix(0.8))
-        .border_style(BLACK.mix(0.3))
-        .draw()
-        .map_err(failed)
+    draw_legend(&mut chart, SeriesLabelPosition::UpperRight)
 }
 
 fn caption(report: &Report) -> String {

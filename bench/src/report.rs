@@ -12,7 +12,6 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::occupancy::Occupancy;
 use crate::stats::Better;
 
 /// Version of the result file's format. Raised when a reader of the old one would misread it.
@@ -45,6 +44,9 @@ pub struct Report {
 
 /// Percentiles of one run: a percentage, and within what (in the metric's unit) so many were done.
 pub type Curve = Vec<(f64, f64)>;
+
+/// The time since the start in seconds, and how many CPUs were busy until then from the point before.
+pub type Occupancy = Vec<(f64, f64)>;
 
 /// The samples of one metric of one workload case under one scheduler.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

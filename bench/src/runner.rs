@@ -19,9 +19,9 @@ use anyhow::{Result, anyhow};
 use crate::candidate::Candidate;
 use crate::counters::{Counters, Reading, mean};
 use crate::interrupt;
-use crate::occupancy::{self, Occupancy};
+use crate::occupancy;
 use crate::place::Place;
-use crate::report::{BASELINE, Curve, Report, Row};
+use crate::report::{BASELINE, Curve, Occupancy, Report, Row};
 use crate::shard;
 use crate::workload::{Case, Metric, Workload};
 

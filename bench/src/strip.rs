@@ -4,10 +4,10 @@
 //! Horizontal, because schedulers' names with their options are long. The dots are the truth; bar and
 //! interval summarize them.
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use plotters::prelude::*;
 
-use crate::plot::COLOURS;
+use crate::plot::{Area, COLOURS, draw_svg, failed};
 use crate::report::{BASELINE, Report};
 use crate::stats::{Average, interval};
 use crate::table::relate;
@@ -34,14 +34,10 @@ pub fn render(report: &Report, test: (&str, &str)) -> Result<Option<String>> {
     if bars.is_empty() {
         return Ok(None);
     }
-    let mut svg = String::new();
     let height = AXIS_HEIGHT + 8 + BAR_HEIGHT * bars.len() as u32;
-    let area = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
-    draw(&bars, &area)
-        .and_then(|()| area.present().map_err(|error| anyhow!("{error}")))
-        .with_context(|| format!("drawing {} {}", test.0, test.1))?;
-    drop(area);
-    Ok(Some(svg))
+    draw_svg((WIDTH, height), |area| draw(&bars, area))
+        .map(Some)
+        .with_context(|| format!("drawing {} {}", test.0, test.1))
 }
 
 fn collect<'a>(report: &'a Report, test: (&str, &str)) -> Vec<Bar<'a>> {
@@ -70,8 +66,7 @@ fn collect<'a>(report: &'a Report, test: (&str, &str)) -> Vec<Bar<'a>> {
     schedulers.iter().enumerate().filter_map(bar).collect()
 }
 
-fn draw(bars: &[Bar], area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>) -> Result<()> {
-    let failed = |error: DrawingAreaErrorKind<std::io::Error>| anyhow!("{error}");
+fn draw(bars: &[Bar], area: &Area) -> Result<()> {
     let names = bars.iter().map(|bar| bar.scheduler.chars().count());
     let longest = names.max().unwrap_or(0) as u32;
     let left = (longest * CHARACTER + 14).clamp(70, WIDTH / 2);
@@ -79,7 +74,6 @@ fn draw(bars: &[Bar], area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>
     let top = samples.fold(1.0, f64::max) * 1.04;
     let rows = bars.len() as f64;
 
-    area.fill(&WHITE).map_err(failed)?;
     let mut chart = ChartBuilder::on(area)
         .margin_top(4)
         .margin_right(16)

@@ -111,17 +111,14 @@ pub fn run(args: &Args) -> Result<Finding> {
     });
     let mut workers = Vec::new();
     let mut messengers = Vec::new();
-    let (teams, by_timer) = match args.timer_us {
-        Some(interval) => (
-            0,
-            vec![Duration::from_micros(interval); args.threads as usize],
-        ),
-        None => (args.message_threads, Vec::new()),
-    };
-    for interval in by_timer {
-        let schedule = Arc::clone(&schedule);
-        workers.push(thread::spawn(move || work_by_timer(interval, &schedule)));
+    if let Some(us) = args.timer_us {
+        for _ in 0..args.threads {
+            let schedule = Arc::clone(&schedule);
+            let work = move || work_by_timer(Duration::from_micros(us), &schedule);
+            workers.push(thread::spawn(work));
+        }
     }
+    let teams = args.timer_us.map_or(args.message_threads, |_| 0);
     for _ in 0..teams {
         let team = Arc::new(Team {
             messenger: OnceLock::new(),
