@@ -97,9 +97,10 @@ void BPF_STRUCT_OPS(magpie_enqueue, struct task_struct *p, u64 enq_flags)
 	if (has_cpu_back_soon(state_of(cpu), enq_flags))
 		return;
 
-	set_overloaded(cpu, true);
 	if (!(enq_flags & SCX_ENQ_WAKEUP))
 		push(p, ts, cpu, enq_flags);
+	/* Last: the insert is carried out after this, and a thief may come before it. */
+	set_overloaded(cpu, true);
 }
 
 /*

@@ -88,7 +88,7 @@ static __always_inline void kick_searchers(u32 nr)
 			break;
 		if (!READ_ONCE(state->idle_since) || !is_preferred(cpu))
 			continue;
-		WRITE_ONCE(state->must_search, 1);
+		WRITE_ONCE(state->must_search, ANYWHERE);
 		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 		nr--;
 	}

@@ -363,8 +363,7 @@ static __always_inline void rescue_redirected(s32 cpu)
 
 	count_event(state_of(here), EVENT_RESCUE, 1);
 	if (!usable) {
-		set_overloaded(cpu, true);
-		WRITE_ONCE(state_of(here)->must_search, 1);
+		WRITE_ONCE(state_of(here)->must_search, 1 + cpu);
 		cpu = here;
 	}
 	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);

@@ -59,15 +59,15 @@ static __always_inline s32 pick_idle_for(struct task_struct *p)
 	return search_idle(&at, p) == STEP_QUEUE ? -EBUSY : (s32)at.cpu;
 }
 
-/* Have an idle CPU look for the waiting task; whether there was one. */
-__noinline bool kick_idle_for(struct task_struct *p __arg_trusted)
+/* Have an idle CPU look for the task that waits on @cpu; whether there was one. */
+__noinline bool kick_idle_for(struct task_struct *p __arg_trusted, s32 cpu)
 {
 	s32 idle = pick_idle_for(p);
 
 	if (idle < 0)
 		return false;
 
-	WRITE_ONCE(state_of(idle)->must_search, 1);
+	WRITE_ONCE(state_of(idle)->must_search, 1 + cpu);
 	scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
 	count_event(state_of(bpf_get_smp_processor_id()), EVENT_KICK_IDLE, 1);
 	return true;
@@ -97,7 +97,7 @@ __noinline bool offer_waiting(s32 cpu)
 			continue;
 
 		may_move = true;
-		if (!kick_idle_for(waiting) && waiting->nr_cpus_allowed >= nr_cpus)
+		if (!kick_idle_for(waiting, cpu) && waiting->nr_cpus_allowed >= nr_cpus)
 			break; /* nothing idles */
 	}
 
@@ -122,7 +122,7 @@ static __always_inline void push(struct task_struct *p, const struct task_state 
 
 	/* Thrown out of the local queue: a real-time task runs, and no tick will see. */
 	if (enq_flags & SCX_ENQ_REENQ) {
-		kick_idle_for(p);
+		kick_idle_for(p, cpu);
 		return;
 	}
 
@@ -131,7 +131,7 @@ static __always_inline void push(struct task_struct *p, const struct task_state 
 		return;
 
 	state->next_push = now + push_interval_ns;
-	if (kick_idle_for(p))
+	if (kick_idle_for(p, cpu))
 		count_event(state_of(bpf_get_smp_processor_id()), EVENT_PUSH, 1);
 }
 

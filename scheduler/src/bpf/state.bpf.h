@@ -22,6 +22,8 @@ const volatile struct cpu_topology cpu_topology[MAX_CPUS];
 const volatile struct llc_topology llc_topology[MAX_LLCS];
 const volatile u16 cpu_at_place[MAX_PLACES];
 
+#define ANYWHERE (MAX_CPUS + 1)
+
 struct cpu_state {
 	/*
 	 * Line 0: own CPU writes, wakers read, and write what they change for it: they
@@ -59,7 +61,7 @@ struct cpu_state {
 	u64 seen_late_ns, seen_busy_ns, seen_steal_ns; /* when the period began */
 	u64 now_late_ns, now_busy_ns, now_steal_ns; /* when the monitor last looked */
 	u32 is_online;
-	u32 must_search; /* kicked for work: do not gate the next search */
+	u32 must_search; /* kicked for work: 1 + the CPU where it waits, or ANYWHERE */
 	u32 looks; /* how many CPUs a wakeup from here looks at */
 
 	/* Lines of their own: own CPU only, summed by user space. */

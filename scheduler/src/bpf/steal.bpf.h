@@ -25,7 +25,8 @@
  * into it too, the more the larger the machine. It may race with an insert that is
  * carried out only after ops.enqueue() returned, and hide the task: until the owner's
  * next dispatch, which takes it, or its next tick, which sets the bit again. While a
- * real-time task has that CPU it has neither, and its bit is left alone.
+ * real-time task has that CPU it has neither, and its bit is left alone. And a CPU that
+ * was kicked for a task sets the bit again itself, or it would find nothing.
  *
  * The gate is for the outer levels. The own LLC is always searched: it is cheap,
  * and a task behind a real-time one has no tick that would tell of it.
@@ -171,7 +172,8 @@ static __always_inline bool steal_at(s32 thief, enum magpie_distance distance)
 static __always_inline bool steal_work(s32 cpu)
 {
 	struct cpu_state *state = state_of(cpu);
-	bool must_search = state->must_search || !steal_gate_enabled;
+	u32 asked = state->must_search;
+	bool must_search = asked || !steal_gate_enabled;
 	u64 looks = nr_looks(state);
 	u64 began = scx_bpf_now();
 	u64 before = began;
@@ -179,6 +181,8 @@ static __always_inline bool steal_work(s32 cpu)
 	int distance;
 
 	state->must_search = 0;
+	if (asked && asked < ANYWHERE)
+		set_overloaded(asked - 1, true);
 	state->search_began = began;
 	count_event(state, EVENT_STEAL_ATTEMPT, 1);
 
