@@ -79,7 +79,7 @@ void BPF_STRUCT_OPS(magpie_enqueue, struct task_struct *p, u64 enq_flags)
 	if (park_task(p, ts, enq_flags))
 		return;
 
-	if (go_to_idle_core(p, ts, enq_flags))
+	if (go_to_idle_core(p, ts, enq_flags) || wake_on_idle_core(p, ts, cpu, enq_flags))
 		return;
 
 	if (is_restricted()) {

@@ -50,7 +50,7 @@ static __always_inline s32 pick_idle_for(struct task_struct *p)
 
 	/* A CPU hog will stay where it goes now: rather far away than on a shared core. */
 	if (wants_core_for_itself(p)) {
-		s32 idle = pick_idle_core(p);
+		s32 idle = pick_idle_core(p, at.waker);
 
 		if (idle >= 0)
 			return idle;

@@ -66,6 +66,9 @@ const volatile u64 push_interval_ns = 100000;
 /* How long a task runs undisturbed once it has the CPU. */
 const volatile u64 preempt_protect_ns = 1000000;
 
+/* A task that runs for less between two sleeps is believed to sleep next. */
+#define SLEEPS_SOON_NS 100000
+
 #define CREDIT_NS ((s64)(slice_ns / 2))
 #define CLOCK_STEP_NS 1000000ULL
 #define LARGEST_LEAD_NS 50000000LL
@@ -348,6 +351,7 @@ static __always_inline bool is_hog(const struct task_state *ts)
 static __always_inline void start_running(struct cpu_state *state, struct task_state *ts)
 {
 	bool is_idle_policy = ts->nice_rate == weight_to_rate(IDLE_POLICY_WEIGHT);
+	bool sleeps_soon = expected_burst(ts) < SLEEPS_SOON_NS;
 	u64 key = 0;
 
 	ts->yielded = false;
@@ -360,6 +364,8 @@ static __always_inline void start_running(struct cpu_state *state, struct task_s
 	}
 	if (state->preempt_key != key)
 		WRITE_ONCE(state->preempt_key, key);
+	if (state->sleeps_soon != sleeps_soon)
+		WRITE_ONCE(state->sleeps_soon, sleeps_soon);
 	/* Who was to be preempted slept first. */
 	if (state->soon_free)
 		WRITE_ONCE(state->soon_free, 0);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * spread.bpf.h - mechanism 2, continued: a task that never sleeps finds an idle core.
+ * spread.bpf.h - mechanism 2, continued: a task that nobody places finds an idle core.
  *
  * Idea (the kernel's SMT balancing, Linux kernel/sched/fair.c): two CPU hogs that share a
  * core beside an idle one run at 0.6 of their speed. wakeup.bpf.h places tasks when they
  * wake, which hogs never do: where one was forked, or was left when its neighbours ended,
- * it stays. And an idle CPU takes only what waits.
+ * it stays. And an idle CPU takes only what waits. Nor is a task placed that is woken
+ * while it still leaves its CPU: the kernel wakes it there. A messenger that answers its
+ * workers at once finds them so each time, and two of them shared a core for 17 ms.
  *
  *   tick of a task that may move, each fourth since it slept
  *        |
@@ -14,6 +16,14 @@
  *   idle core in the LLC, or in another?        --no--> stay
  *        | yes, claimed
  *   slice ended --> ops.dispatch lets it go --> ops.enqueue sends it there
+ *
+ *   woken, and nobody was asked where?
+ *        | yes
+ *   runs long, core shared?                     --no--> there
+ *        | yes
+ *   idle core, or the last waker's (see wakeup.bpf.h), in the LLC, or in another?
+ *        | yes, claimed                         --no--> there
+ *   sent there
  *
  * Twice, because what a tick sees beside it is often what timers woke at that tick.
  *
@@ -25,15 +35,16 @@
 
 #define TICKS_BETWEEN_LOOKS 4
 
-/* An idle core, one CPU of it claimed, or a negative number. */
-__noinline s32 pick_idle_core(struct task_struct *p __arg_trusted)
+/* An idle core, or one that @waker will leave, one CPU of it claimed; or a negative number. */
+__noinline s32 pick_idle_core(struct task_struct *p __arg_trusted, s32 waker)
 {
 	struct placement at = {
 		.now = scx_bpf_now(),
 		.previous = scx_bpf_task_cpu(p),
-		.waker = bpf_get_smp_processor_id(),
+		.waker = waker,
 		.looks = FEWEST_LOOKS,
 		.wants_core = true,
+		.outlasts_waker = true,
 		.only_perfect = true,
 	};
 	u32 llc = cpu_to_llc(at.previous);
@@ -78,7 +89,7 @@ static __always_inline void leave_shared_core(struct task_struct *p, struct task
 		return;
 	}
 
-	idle = pick_idle_core(p);
+	idle = pick_idle_core(p, cpu);
 	if (idle < 0)
 		return;
 
@@ -103,6 +114,27 @@ static __always_inline bool go_to_idle_core(struct task_struct *p, struct task_s
 	join_after_move(ts, cpu);
 	count_event(state_of(bpf_get_smp_processor_id()), EVENT_SPREAD, 1);
 	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | cpu, slice_ns, enq_flags);
+	return true;
+}
+
+/* In ops.enqueue: whether it was sent to another core than the one on which it slept. */
+static __always_inline bool wake_on_idle_core(struct task_struct *p, struct task_state *ts, s32 cpu,
+					      u64 enq_flags)
+{
+	s32 idle;
+
+	if (!(enq_flags & SCX_ENQ_WAKEUP) || __COMPAT_is_enq_cpu_selected(enq_flags) ||
+	    ts->avg_burst < WORTH_A_CORE_NS || !is_core_worth_a_search(cpu) || is_pinned(p) ||
+	    is_alone_on_core(cpu))
+		return false;
+
+	idle = pick_idle_core(p, ts->woken_from);
+	if (idle < 0)
+		return false;
+
+	join_after_sleep(ts, idle);
+	count_event(state_of(bpf_get_smp_processor_id()), EVENT_WAKE_PREVIOUS + STEP_IDLE_CORE, 1);
+	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | idle, slice_ns, enq_flags);
 	return true;
 }
 

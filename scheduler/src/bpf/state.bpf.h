@@ -36,6 +36,7 @@ struct cpu_state {
 	u64 idle; /* enum idle_word, or the time at which a waker claimed it */
 	u64 has_no_tick; /* a real-time task has it: its ticks tell of nothing that waits */
 	u64 soon_free; /* who is preempted now will have it back in no time */
+	u64 sleeps_soon; /* who runs here is believed to, see wakeup.bpf.h */
 
 	/*
 	 * Own CPU, but for must_search (whoever kicks it), seen_* and now_* (the
@@ -162,6 +163,7 @@ struct task_state {
 	u64 parked_at; /* first time since it last ran, or 0: see bandwidth.bpf.h */
 	s32 cpu; /* whose clock vruntime is on, -1 before the first run */
 	u32 recent; /* where it ran before its previous CPU, or NO_CPU */
+	u32 woken_from; /* the CPU from which it was woken when one was chosen for it */
 	u32 ticks; /* seen while it ran, since its last sleep */
 	s32 goes_to; /* 1 + the CPU that was claimed for it, or 0: see spread.bpf.h */
 	bool shares_core; /* seen at a tick */

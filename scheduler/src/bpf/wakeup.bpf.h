@@ -19,8 +19,9 @@
  *
  * (portable/placement.h). Only CPUs that the task may use, and preferred ones where
  * there are any. To one that runs long, a core is idle as well if only its waker runs
- * there and is believed to sleep next. A task that goes to an idle CPU does not pass
- * the queue.
+ * there and is believed to sleep next. Otherwise workers that a brief messenger wakes
+ * from the only core that is free share another for good: it is never free when they
+ * wake. A task that goes to an idle CPU does not pass the queue.
  *
  * A search looks at CPUs whose bit says that they idle or did so until their last
  * tick; how many, each waking CPU learns: twice as many after a success, half after
@@ -53,13 +54,6 @@ const volatile bool is_hybrid = false;
  * an LLC with one. A new one may turn out to be such, and its cache is cold anyway.
  */
 #define WORTH_A_CORE_NS 500000
-
-/*
- * A waker that runs for less between two sleeps is believed to sleep next, and its core
- * to be idle then. Otherwise workers that a brief messenger wakes from the only core that
- * is free share another for good: it is never free when they wake.
- */
-#define SLEEPS_SOON_NS 100000
 
 bool may_place(const struct task_struct *task, u32 cpu)
 {
@@ -99,13 +93,9 @@ bool claim_cpu(struct placement *at, u32 cpu)
  */
 bool leaves_cpu(const struct placement *at)
 {
-	struct task_state *waker;
-
-	if (scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | at->waker) || scx_bpf_dsq_nr_queued(at->waker))
-		return false;
-
-	waker = task_state(bpf_get_current_task_btf());
-	return waker && waker->avg_burst < SLEEPS_SOON_NS;
+	return READ_ONCE(state_of(at->waker)->sleeps_soon) &&
+	       !scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | at->waker) &&
+	       !scx_bpf_dsq_nr_queued(at->waker);
 }
 
 bool are_siblings(u32 cpu, u32 other)
@@ -186,6 +176,7 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 	if (preferred_enabled)
 		note_wakeup(state, at.now);
 	ts->recent = prev_cpu;
+	ts->woken_from = here;
 	/* Or the compiler bounds one copy of it and uses another. */
 	barrier_var(step);
 	if (step >= STEP_QUEUE) {
