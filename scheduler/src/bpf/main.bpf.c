@@ -180,6 +180,7 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 
 	if (state->has_no_tick)
 		WRITE_ONCE(state->has_no_tick, 0);
+	look_again(state);
 	join_cgroup(ts);
 	start_running(state, ts);
 	idle_policy_begins(state, cpu, p);
@@ -246,6 +247,7 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 void BPF_STRUCT_OPS(magpie_update_idle, s32 cpu, bool idle)
 {
 	struct cpu_state *state = state_of(cpu);
+	u32 missed;
 
 	if (!idle) {
 		end_idle(state);
@@ -268,7 +270,10 @@ void BPF_STRUCT_OPS(magpie_update_idle, s32 cpu, bool idle)
 	 * look idle to wakers. From here on a wakeup on this runqueue finds the
 	 * idle task running and reschedules it.
 	 */
-	if (scx_bpf_dsq_nr_queued(cpu)) {
+	missed = look_again(state);
+	if (missed)
+		WRITE_ONCE(state->must_search, missed);
+	if (missed || scx_bpf_dsq_nr_queued(cpu)) {
 		count_event(state, EVENT_RESCUE, 1);
 		scx_bpf_kick_cpu(cpu, 0);
 	}

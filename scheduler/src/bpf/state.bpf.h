@@ -63,6 +63,7 @@ struct cpu_state {
 	u64 now_late_ns, now_busy_ns, now_steal_ns; /* when the monitor last looked */
 	u32 is_online;
 	u32 must_search; /* kicked for work: 1 + the CPU where it waits, or ANYWHERE */
+	u32 found_empty; /* 1 + the CPU whose bit this one has cleared last, or 0 */
 	u32 looks; /* how many CPUs a wakeup from here looks at */
 
 	/* Lines of their own: own CPU only, summed by user space. */

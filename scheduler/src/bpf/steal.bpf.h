@@ -23,10 +23,11 @@
  *
  * A thief that finds a queue empty clears its bit, or every other thief would look
  * into it too, the more the larger the machine. It may race with an insert that is
- * carried out only after ops.enqueue() returned, and hide the task: until the owner's
- * next dispatch, which takes it, or its next tick, which sets the bit again. While a
- * real-time task has that CPU it has neither, and its bit is left alone. And a CPU that
- * was kicked for a task sets the bit again itself, or it would find nothing.
+ * carried out only after ops.enqueue() returned, and hide the task. So it looks once more,
+ * when it begins to run or to idle, and a CPU that was kicked for a task sets the bit
+ * itself. What is hidden even so is the owner's to take at its next dispatch, or to tell
+ * of at its next tick. While a real-time task has that CPU it has neither, and its bit is
+ * left alone.
  *
  * The gate is for the outer levels. The own LLC is always searched: it is cheap,
  * and a task behind a real-time one has no tick that would tell of it.
@@ -71,14 +72,35 @@ static __always_inline u64 nr_looks(const struct cpu_state *state)
 	return state->events[EVENT_STEAL_LOOK];
 }
 
-static __always_inline bool steal_from(s32 thief, u32 victim)
+/* 1 + the CPU whose queue was found empty and is not: the insert came after the look. Or 0. */
+static __always_inline u32 look_again(struct cpu_state *thief)
 {
-	count_event(state_of(thief), EVENT_STEAL_LOOK, 1);
+	u32 found = thief->found_empty;
+
+	if (!found)
+		return 0;
+
+	thief->found_empty = 0;
+	if (!scx_bpf_dsq_nr_queued(found - 1))
+		return 0;
+
+	set_overloaded(found - 1, true);
+	return found;
+}
+
+static __always_inline bool steal_from(s32 cpu, u32 victim)
+{
+	struct cpu_state *thief = state_of(cpu);
+
+	count_event(thief, EVENT_STEAL_LOOK, 1);
 	if (scx_bpf_dsq_move_to_local(victim, 0))
 		return true;
 
-	if (!scx_bpf_dsq_nr_queued(victim) && !READ_ONCE(state_of(victim)->has_no_tick))
+	if (!scx_bpf_dsq_nr_queued(victim) && !READ_ONCE(state_of(victim)->has_no_tick)) {
+		look_again(thief);
 		set_overloaded(victim, false);
+		thief->found_empty = 1 + victim;
+	}
 	return false;
 }
 

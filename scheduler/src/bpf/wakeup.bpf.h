@@ -45,7 +45,10 @@ const volatile bool is_hybrid = false;
 #define FEWEST_LOOKS 8
 #define MOST_LOOKS 64
 
-/* A task that runs for less is cheaper to keep waiting than to move to another LLC. */
+/*
+ * A task that runs for less is cheaper to keep waiting than to move to another LLC, if
+ * who runs there sleeps soon. Behind a CPU hog it would wait for a tick.
+ */
 #define WORTH_MOVING_NS 30000
 
 /*
@@ -165,7 +168,8 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 		.is_sync = wake_flags & SCX_WAKE_SYNC,
 		.wants_core = wakeup_idle_core,
 		.wants_fast = is_hybrid && ts->avg_burst >= slice_ns / 2,
-		.may_go_far = ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS,
+		.may_go_far = ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS ||
+			      !READ_ONCE(state_of(prev_cpu)->sleeps_soon),
 		.core_is_worth_it = wakeup_idle_core &&
 				    (ts->cpu < 0 || ts->avg_burst >= WORTH_A_CORE_NS),
 		.outlasts_waker = ts->avg_burst >= WORTH_A_CORE_NS,
