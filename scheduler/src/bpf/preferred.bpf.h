@@ -289,6 +289,8 @@ static __always_inline void set_preferred(u32 cpu, bool preferred)
  */
 struct preferred_sums {
 	u64 busy, late, steal; /* of the preferred CPUs, ns */
+	u64 longest_busy; /* ... of the one that was it most */
+	u32 given; /* average of cores busy without the time that was taken, 1/100 */
 	u32 counted; /* preferred CPUs */
 	u32 threads, cores; /* online */
 	u32 used; /* cores preferred */
@@ -391,14 +393,17 @@ __noinline int observe_cpu(u32 cpu)
 	since = READ_ONCE(state->busy_since);
 	busy_ns = state->busy_ns + (since ? scx_bpf_now() - since : 0);
 
+	state->now_busy_ns = busy_ns;
 	if (is_preferred(cpu)) {
 		preferred_sums.counted++;
-		preferred_sums.busy += busy_ns - state->seen_busy_ns;
+		busy_ns -= state->seen_busy_ns;
+		preferred_sums.busy += busy_ns;
+		if (preferred_sums.longest_busy < busy_ns)
+			preferred_sums.longest_busy = busy_ns;
 		preferred_sums.late += late_in_period(state);
 		preferred_sums.steal += steal_ns - state->seen_steal_ns;
 	}
 
-	state->now_busy_ns = busy_ns;
 	state->now_late_ns = state->late_ns;
 	state->now_steal_ns = steal_ns;
 	if (steal_ns)
@@ -438,7 +443,7 @@ static __always_inline u32 steal_source(void)
 static __always_inline void observe(struct governor_input *input, u64 elapsed)
 {
 	struct preferred_sums *sums = &preferred_sums;
-	u64 taken, core_ns;
+	u64 taken, threads, core_ns;
 	u32 cpu;
 
 	__builtin_memset(sums, 0, sizeof(*sums));
@@ -451,10 +456,18 @@ static __always_inline void observe(struct governor_input *input, u64 elapsed)
 		taken = sums->busy;
 
 	/* What a core can give in this period, all its siblings together. */
-	core_ns = elapsed * sums->threads / (sums->cores ?: 1) ?: 1;
 	input->total = sums->cores ?: 1;
+	threads = sums->threads;
+	core_ns = elapsed * threads / input->total ?: 1;
 	input->steal = taken * 10000 / (sums->counted * elapsed ?: 1);
 	input->wanted = sums->busy * 100 / core_ns;
+	sums->given = (sums->busy - taken) * 100 / core_ns;
+
+	/*
+	 * And while there was work: a load that began in the middle of the period has half of
+	 * what it is given on average, and had only one core left of the two that it got.
+	 */
+	core_ns = sums->longest_busy * threads / input->total ?: 1;
 	input->given = (sums->busy - taken) * 100 / core_ns;
 }
 
@@ -514,7 +527,7 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 	preferred_status.last_period = now;
 	preferred_status.steal = input.steal;
 	preferred_status.wanted = input.wanted;
-	preferred_status.given = input.given;
+	preferred_status.given = preferred_sums.given;
 	preferred_status.total = input.total;
 
 	if (is_auto)

@@ -64,7 +64,7 @@ struct governor_input {
 	u32 total; /* cores there are, at least 1 */
 	u32 steal; /* taken by the host, 1/100 of a percent of the counted time */
 	u32 wanted; /* average of cores busy, 1/100 of a core, steal included */
-	u32 given; /* the same without the time that was taken */
+	u32 given; /* cores that the host gave while there was work, 1/100 */
 };
 
 static inline u32 governor_clamp(u32 cores, u32 most)
