@@ -121,6 +121,7 @@ static __always_inline bool go_to_idle_core(struct task_struct *p, struct task_s
 static __always_inline bool wake_on_idle_core(struct task_struct *p, struct task_state *ts, s32 cpu,
 					      u64 enq_flags)
 {
+	struct cpu_state *here = state_of(bpf_get_smp_processor_id());
 	s32 idle;
 
 	if (!(enq_flags & SCX_ENQ_WAKEUP) || __COMPAT_is_enq_cpu_selected(enq_flags) ||
@@ -133,7 +134,9 @@ static __always_inline bool wake_on_idle_core(struct task_struct *p, struct task
 		return false;
 
 	join_after_sleep(ts, idle);
-	count_event(state_of(bpf_get_smp_processor_id()), EVENT_WAKE_PREVIOUS + STEP_IDLE_CORE, 1);
+	count_event(here, EVENT_WAKE_IDLE, 1);
+	count_event(here, cpu_to_llc(idle) == cpu_to_llc(cpu) ? EVENT_WAKE_CORE : EVENT_WAKE_BEYOND,
+		    1);
 	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | idle, slice_ns, enq_flags);
 	return true;
 }

@@ -22,7 +22,7 @@ const volatile struct cpu_topology cpu_topology[MAX_CPUS];
 const volatile struct llc_topology llc_topology[MAX_LLCS];
 const volatile u16 cpu_at_place[MAX_PLACES];
 
-#define ANYWHERE (MAX_CPUS + 1)
+#define ANYWHERE (MAX_CPUS + 1) /* nobody said where it waits */
 
 struct cpu_state {
 	/*
@@ -133,7 +133,8 @@ static __always_inline void count_event(struct cpu_state *state, enum magpie_eve
 /*
  * CPUs with a task waiting that may run elsewhere. Set by whoever queues such a
  * task and cleared by the CPU itself, both under its runqueue lock, but for tasks
- * that preferred.bpf.h sends here; a tick repairs what that race leaves.
+ * that preferred.bpf.h sends here. Thieves do both without it, see steal.bpf.h. A
+ * tick repairs what these races leave.
  */
 struct sparsemask_line overloaded[MAX_LINES];
 
