@@ -170,19 +170,22 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 	s32 cpu = scx_bpf_task_cpu(p);
 	struct cpu_state *state = state_of(cpu);
 	struct task_state *ts = task_state(p);
+	bool in_turn = true;
 
 	if (!ts)
 		return;
 
 	/* Taken from another CPU's queue. */
-	if (ts->cpu != cpu)
+	if (ts->cpu != cpu) {
 		join_after_move(ts, cpu);
+		in_turn = !scx_bpf_dsq_nr_queued(cpu);
+	}
 
 	if (state->has_no_tick)
 		WRITE_ONCE(state->has_no_tick, 0);
 	look_again(state);
 	join_cgroup(ts);
-	start_running(state, ts);
+	start_running(state, ts, in_turn);
 	idle_policy_begins(state, cpu, p);
 	if (preferred_enabled)
 		note_running(state);

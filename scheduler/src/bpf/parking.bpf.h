@@ -66,6 +66,7 @@ static __always_inline void join_after_parking(struct task_state *ts, s32 cpu)
 		return;
 	}
 
+	ts->lead = 0;
 	ts->vruntime = clock_of(cpu) +
 		       bounded((s64)(ts->vruntime - clock_of(ts->cpu)), 0, LARGEST_DEBT_NS);
 	ts->cpu = cpu;

@@ -167,6 +167,7 @@ static __always_inline void join_after_sleep(struct task_state *ts, s32 cpu)
 	s64 debt = 2 * virtual_time(slice_ns, ts->rate);
 
 	end_burst(ts);
+	ts->lead = 0;
 	if (ts->cpu < 0) {
 		join_first(ts, cpu);
 		return;
@@ -183,10 +184,13 @@ static __always_inline void join_after_sleep(struct task_state *ts, s32 cpu)
  * forgave it, one hog of eight had 40 % more CPU time than its equals. Within an
  * LLC the lead of one clock over the other counts too, either way: evening it out
  * is what the move is for. Only up to a bound: a larger lead tells of a clock that
- * ran with light tasks alone, not of what this task had.
+ * ran with light tasks alone, not of what this task had. And only a slice of it at
+ * once: when hogs came one after the other, each with 50 ms that it was behind, a task
+ * that sleeps for microseconds at a time waited for up to 758 ms.
  */
 static __always_inline void join_after_move(struct task_state *ts, s32 cpu)
 {
+	s64 at_once = virtual_time(slice_ns, ts->rate);
 	s64 distance;
 
 	if (ts->cpu < 0) {
@@ -194,13 +198,24 @@ static __always_inline void join_after_move(struct task_state *ts, s32 cpu)
 		return;
 	}
 
-	distance = (s64)(ts->vruntime - clock_of(ts->cpu));
+	distance = (s64)(ts->vruntime - ts->lead - clock_of(ts->cpu));
 	if (topology_of(ts->cpu)->llc == topology_of(cpu)->llc)
 		distance += bounded((s64)(clock_of(ts->cpu) - clock_of(cpu)), -LARGEST_LEAD_NS,
 				    LARGEST_LEAD_NS);
 
-	ts->vruntime = clock_of(cpu) + bounded(distance, -LARGEST_LEAD_NS, LARGEST_DEBT_NS);
+	distance = bounded(distance, -LARGEST_LEAD_NS, LARGEST_DEBT_NS);
+	ts->lead = distance < -at_once ? -at_once - distance : 0;
+	ts->vruntime = clock_of(cpu) + distance + ts->lead;
 	ts->cpu = cpu;
+}
+
+/* A task with a lead left has twice its share: half of its time counts. */
+static __always_inline u64 without_lead(struct task_state *ts, u64 virtual)
+{
+	u64 used = virtual / 2 < ts->lead ? virtual / 2 : ts->lead;
+
+	ts->lead -= used;
+	return virtual - used;
 }
 
 /* Account the CPU time since the last call. The kernel's sum is up to date here. */
@@ -211,7 +226,7 @@ static __always_inline void charge(struct task_struct *p, struct task_state *ts)
 	u64 used = sum - ts->charged;
 
 	refresh_rate(ts);
-	ts->vruntime += virtual_time(used, ts->rate);
+	ts->vruntime += without_lead(ts, virtual_time(used, ts->rate));
 	ts->burst += used;
 	ts->charged = sum;
 	charge_cgroups(ts, used);
@@ -343,12 +358,17 @@ static __always_inline bool is_hog(const struct task_state *ts)
 }
 
 /*
+ * @in_turn: not pulled here past those who wait. What such a task owes must not push
+ * the clock: one that was 47 ms ahead of the others had them run for that long, because
+ * it slept and woke relative to the clock that it had pushed itself.
+ *
  * Publish to wakers how soon the task that runs now could be preempted: a
  * SCHED_IDLE task at once, another after its first slice since it slept. A task
  * that was pulled here may be far behind the clock; its key then counts as if it
  * were not, or no sleeper could preempt it until it has caught up.
  */
-static __always_inline void start_running(struct cpu_state *state, struct task_state *ts)
+static __always_inline void start_running(struct cpu_state *state, struct task_state *ts,
+					  bool in_turn)
 {
 	bool is_idle_policy = ts->nice_rate == weight_to_rate(IDLE_POLICY_WEIGHT);
 	bool sleeps_soon = expected_burst(ts) < SLEEPS_SOON_NS;
@@ -356,7 +376,8 @@ static __always_inline void start_running(struct cpu_state *state, struct task_s
 
 	ts->yielded = false;
 	ts->goes_to = 0;
-	advance_clock(state, ts);
+	if (in_turn)
+		advance_clock(state, ts);
 
 	if (is_idle_policy || ts->burst >= slice_ns) {
 		key = state->clock + request(ts);
@@ -374,7 +395,7 @@ static __always_inline void start_running(struct cpu_state *state, struct task_s
 static __always_inline void keep_running(struct task_struct *p, struct task_state *ts,
 					 struct cpu_state *state)
 {
-	start_running(state, ts);
+	start_running(state, ts, true);
 	scx_bpf_task_set_slice(p, slice_ns);
 	count_event(state, EVENT_KEEP, 1);
 }

@@ -154,6 +154,7 @@ static __always_inline void set_overloaded(s32 cpu, bool is_overloaded)
 
 struct task_state {
 	u64 vruntime; /* on the clock of @cpu */
+	u64 lead; /* virtual time that it may still catch up, at twice its share */
 	u64 charged; /* se.sum_exec_runtime up to where vruntime counts */
 	u64 burst; /* CPU time since the last sleep, ns */
 	u64 avg_burst; /* its moving average */
