@@ -201,6 +201,7 @@ fn describe(rodata: &mut types::rodata, tables: &Tables) {
     }
     let mut known = tables.cpus.iter().filter(|cpu| cpu.place != NO_PLACE);
     rodata.is_hybrid = known.any(|cpu| u32::from(cpu.capacity) < magpie_limits_FAST_CAPACITY);
+    rodata.has_smt = tables.cpus.iter().any(|cpu| cpu.core_size > 1);
     rodata.nr_cores = tables.core_at_rank.len() as u32;
     rodata.core_at_rank[..tables.core_at_rank.len()].copy_from_slice(&tables.core_at_rank);
     rodata.cpu_at_place.fill(NO_PLACE);

@@ -23,6 +23,7 @@
 #define __MAGPIE_IDLE_MAP_BPF_H
 
 const volatile bool idle_map_enabled = true;
+const volatile bool has_smt = false; /* cores of several CPUs: set by user space */
 
 /* Bits by place. Written by the CPU itself, seldom; read by all. */
 struct sparsemask_line idle_places[MAX_LINES];
@@ -55,6 +56,42 @@ static __always_inline void set_idle_bit(s32 cpu, bool is_set)
 		count_event(state_of(bpf_get_smp_processor_id()), EVENT_IDLE_WRITE, writes);
 }
 
+/* Whether no other CPU of the core runs anything but SCHED_IDLE tasks. */
+__noinline bool is_alone_on_core(u32 cpu)
+{
+	u32 first = topology_of(cpu)->core_first;
+	u64 now = scx_bpf_now();
+	bool alone = true;
+	u32 i;
+
+	bpf_for(i, 0, topology_of(cpu)->core_size) {
+		u32 sibling = place_to_cpu(first + i);
+
+		if (sibling != NO_PLACE && sibling != cpu &&
+		    !is_word_quiet(READ_ONCE(state_of(sibling)->idle), now)) {
+			alone = false;
+			break;
+		}
+	}
+
+	return alone;
+}
+
+/*
+ * A search for an idle core may find one again, see search_llc(). Siblings that go idle
+ * at the same moment may miss each other, until a CPU of an idle core goes idle again.
+ */
+static __always_inline void note_idle_core(struct cpu_state *state, s32 cpu)
+{
+	u32 *may_have = &idle_count_of(topology_of(cpu)->llc)->may_have_core;
+
+	if (!has_smt || READ_ONCE(*may_have) || !is_alone_on_core(cpu))
+		return;
+
+	WRITE_ONCE(*may_have, 1);
+	count_event(state, EVENT_IDLE_WRITE, 1);
+}
+
 /*
  * The CPU idles. Or it was woken while it did, to look for work, and has found none: a
  * claim ends. And after the kernel has bypassed us, at the start and around suspend, in
@@ -68,6 +105,7 @@ static __always_inline void idle_goes_on(struct cpu_state *state, s32 cpu)
 
 	WRITE_ONCE(state->idle, IDLE_FREE);
 	set_idle_bit(cpu, true);
+	note_idle_core(state, cpu);
 }
 
 static __always_inline void idle_begins(struct cpu_state *state, s32 cpu)
@@ -111,6 +149,7 @@ static __always_inline void idle_policy_begins(struct cpu_state *state, s32 cpu,
 
 	WRITE_ONCE(state->idle, IDLE_POLICY);
 	set_idle_bit(cpu, true);
+	note_idle_core(state, cpu);
 }
 
 /* Claimed meanwhile or not: whatever runs next is another's. */
@@ -118,29 +157,6 @@ static __always_inline void idle_policy_ends(struct cpu_state *state)
 {
 	if (idle_map_enabled && (state->idle == IDLE_POLICY || state->idle > IDLE_LAST))
 		WRITE_ONCE(state->idle, IDLE_NOT);
-}
-
-/* Global functions below: the verifier proves them once, not at every use. */
-
-/* Whether no other CPU of the core runs anything but SCHED_IDLE tasks. */
-__noinline bool is_alone_on_core(u32 cpu)
-{
-	u32 first = topology_of(cpu)->core_first;
-	u64 now = scx_bpf_now();
-	bool alone = true;
-	u32 i;
-
-	bpf_for(i, 0, topology_of(cpu)->core_size) {
-		u32 sibling = place_to_cpu(first + i);
-
-		if (sibling != NO_PLACE && sibling != cpu &&
-		    !is_word_quiet(READ_ONCE(state_of(sibling)->idle), now)) {
-			alone = false;
-			break;
-		}
-	}
-
-	return alone;
 }
 
 /* The CPU that a visit of an LLC's idle places comes to next, or NO_CPU. */

@@ -41,7 +41,7 @@ static __always_inline s32 pick_idle_for(struct task_struct *p)
 		.previous = scx_bpf_task_cpu(p),
 		.waker = bpf_get_smp_processor_id(),
 		.looks = MOST_LOOKS,
-		.wants_core = wakeup_idle_core,
+		.wants_core = wants_idle_core(),
 		.may_go_far = true,
 	};
 

@@ -57,7 +57,7 @@ __noinline s32 pick_idle_core(struct task_struct *p __arg_trusted, s32 waker)
 
 static __always_inline bool is_core_worth_a_search(s32 cpu)
 {
-	return wakeup_idle_core && idle_map_enabled && topology_of(cpu)->core_size > 1;
+	return wants_idle_core() && idle_map_enabled && topology_of(cpu)->core_size > 1;
 }
 
 static __always_inline bool wants_core_for_itself(struct task_struct *p)

@@ -25,7 +25,9 @@
  *
  * A search looks at CPUs whose bit says that they idle or did so until their last
  * tick; how many, each waking CPU learns: twice as many after a success, half after
- * a failure. So in a busy LLC a wakeup wastes little time.
+ * a failure. For an idle core it looks at all, but only if a core of the LLC has become
+ * idle since the last search that found none, as in the kernel. So in a busy LLC a wakeup
+ * wastes little time.
  *
  * On hybrid CPUs a task that uses up its slices wants a fast core; of slow ones, it
  * takes an idle one before it waits.
@@ -57,6 +59,12 @@ const volatile bool is_hybrid = false;
  * an LLC with one. A new one may turn out to be such, and its cache is cold anyway.
  */
 #define WORTH_A_CORE_NS 500000
+
+/* Without SMT any idle CPU is an idle core. */
+static __always_inline bool wants_idle_core(void)
+{
+	return wakeup_idle_core && has_smt;
+}
 
 bool may_place(const struct task_struct *task, u32 cpu)
 {
@@ -126,6 +134,22 @@ bool have_others_idle(u32 llc)
 	return READ_ONCE(idle_sum.llcs) > (u32)has_llc_idle(llc);
 }
 
+bool may_have_idle_core(u32 llc)
+{
+	return READ_ONCE(idle_count_of(llc)->may_have_core);
+}
+
+void note_no_idle_core(u32 llc)
+{
+	WRITE_ONCE(idle_count_of(llc)->may_have_core, 0);
+	count_event(state_of(bpf_get_smp_processor_id()), EVENT_IDLE_WRITE, 1);
+}
+
+u32 size_of_llc(u32 llc)
+{
+	return llc_of(llc)->size;
+}
+
 void begin_visit(struct sparsemask_visit *visit, u32 llc, u32 near_cpu)
 {
 	u32 first = llc_of(llc)->first;
@@ -166,11 +190,11 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 		.waker = here,
 		.looks = state->looks,
 		.is_sync = wake_flags & SCX_WAKE_SYNC,
-		.wants_core = wakeup_idle_core,
+		.wants_core = wants_idle_core(),
 		.wants_fast = is_hybrid && ts->avg_burst >= slice_ns / 2,
 		.may_go_far = ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS ||
 			      !READ_ONCE(state_of(prev_cpu)->sleeps_soon),
-		.core_is_worth_it = wakeup_idle_core &&
+		.core_is_worth_it = wants_idle_core() &&
 				    (ts->cpu < 0 || ts->avg_burst >= WORTH_A_CORE_NS),
 		.outlasts_waker = ts->avg_burst >= WORTH_A_CORE_NS,
 		.may_preempt = p->policy != SCHED_IDLE,

@@ -116,6 +116,22 @@ bool have_others_idle(u32 llc)
 	return machine->nr_llcs_idle > (u32)has_llc_idle(llc);
 }
 
+bool may_have_idle_core(u32 llc)
+{
+	return machine->counts[llc].may_have_core;
+}
+
+void note_no_idle_core(u32 llc)
+{
+	machine->counts[llc].may_have_core = false;
+}
+
+u32 size_of_llc(u32 llc)
+{
+	(void)llc;
+	return llc_cpus();
+}
+
 void begin_visit(struct sparsemask_visit *visit, u32 llc, u32 near_cpu)
 {
 	u32 first = llc * llc_places();

@@ -58,7 +58,7 @@ pub struct Wakeup {
     pub recent: u32,
     /// From where it is woken.
     pub waker: u32,
-    /// CPUs that a search looks at.
+    /// CPUs that a search looks at, unless it is for an idle core.
     pub looks: u32,
     /// The waker says that it sleeps next.
     pub is_sync: bool,
@@ -114,7 +114,10 @@ struct Line(u64);
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Count(u32);
+struct Count {
+    cpus: u32,
+    may_have_core: u32,
+}
 
 /// A machine of nodes, LLCs, cores and threads, all of one size; all CPUs busy at first.
 #[derive(Clone)]
@@ -146,7 +149,10 @@ impl Machine {
         assert!((1..=64).contains(&(nodes * llcs * cores * threads)));
         Machine {
             lines: [Line(0); 64],
-            counts: [Count(0); 64],
+            counts: [Count {
+                cpus: 0,
+                may_have_core: 0,
+            }; 64],
             words: [Cpu::Busy as u64; 64],
             slow: 0,
             nodes,
@@ -167,7 +173,10 @@ impl Machine {
     pub fn set(&mut self, cpus: impl IntoIterator<Item = u32>, now: Cpu) {
         for cpu in cpus {
             self.words[cpu as usize] = now as u64;
-            self.set_bit(cpu, matches!(now, Cpu::Free | Cpu::IdlePolicy));
+            let is_idle = matches!(now, Cpu::Free | Cpu::IdlePolicy);
+            self.set_bit(cpu, is_idle);
+            let llc = cpu / (self.cores * self.threads);
+            self.counts[llc as usize].may_have_core |= u32::from(is_idle);
         }
     }
 
@@ -183,9 +192,14 @@ impl Machine {
         unsafe { magpie_set_bit(self, cpu, is_set) }
     }
 
+    /// Whether a search for an idle core looks at more than a few CPUs of an LLC.
+    pub fn may_have_idle_core(&self, llc: u32) -> bool {
+        self.counts[llc as usize].may_have_core != 0
+    }
+
     /// Bits set in an LLC.
     pub fn idle_cpus(&self, llc: u32) -> u32 {
-        self.counts[llc as usize].0
+        self.counts[llc as usize].cpus
     }
 
     /// LLCs with any bit set.

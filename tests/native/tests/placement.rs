@@ -146,6 +146,34 @@ fn without_idle_cores_any_idle_cpu_will_do() {
 }
 
 #[test]
+fn all_are_asked_for_an_idle_core_until_none_is_found() {
+    let mut machine = Machine::new(1, 1, 16, 2);
+    let few = |machine: &mut Machine| {
+        let wakeup = Wakeup {
+            looks: 2,
+            ..Wakeup::new(0, 0)
+        };
+        choose(machine, wakeup)
+    };
+    // One CPU of each core idles: nobody has a core, and the next search is short.
+    machine.set((1..32).step_by(2), Cpu::Free);
+    assert!(machine.may_have_idle_core(0));
+    assert_eq!(few(&mut machine).0, Step::IdleCpu);
+    assert!(!machine.may_have_idle_core(0));
+    assert_eq!(few(&mut machine).0, Step::IdleCpu);
+
+    // A core becomes idle, the last that a search comes to, and is found.
+    machine.set([30], Cpu::Free);
+    assert_eq!(few(&mut machine).0, Step::IdleCore);
+
+    // A task that may not use all does not speak for others.
+    machine.set([30, 31], Cpu::Free);
+    let (step, _) = machine.choose(0xff, &mut Wakeup::new(0, 0));
+    assert_eq!(step, Step::IdleCpu);
+    assert!(machine.may_have_idle_core(0));
+}
+
+#[test]
 fn a_bit_that_a_nap_left_set_deceives_nobody() {
     let mut machine = small();
     machine.set(0..4, Cpu::Busy);

@@ -37,6 +37,7 @@ enum idle_word {
 /* How many CPUs of an LLC have their bit set; on a line of its own. */
 struct idle_count {
 	u32 cpus;
+	u32 may_have_core; /* a core has become idle since none was found */
 } __attribute__((aligned(64)));
 
 static inline bool is_word_free(u64 word, u64 now)
