@@ -309,14 +309,19 @@ fn measure(
     candidate: &Candidate,
     is_watched: bool,
 ) -> Result<Measured> {
-    let before = read_counters(place, candidate);
+    // The kernel's counters next to the run: to ask the scheduler for its own takes CPU time, in
+    // which a machine of many CPUs mostly idles.
+    let own = read_own(place, candidate);
+    let mut before = read_kernel(place);
+    before.add_scheduler(&own);
     let limit = Duration::from_secs(workload.timeout_s);
     let mut ran = match is_watched {
         true => place.run(&occupancy::watched(&case.argv), limit)?,
         false => place.run(&case.argv, limit)?,
     };
     let occupancy = occupancy::take(&mut ran.output);
-    let after = read_counters(place, candidate);
+    let mut after = read_kernel(place);
+    after.add_scheduler(&read_own(place, candidate));
     if ran.code != 0 {
         return Err(anyhow!(
             "{} ended with code {}:\n{}",
@@ -337,22 +342,22 @@ fn measure(
 }
 
 /// Counters explain a result, they are not it: what cannot be read is left out.
-fn read_counters(place: &mut dyn Place, candidate: &Candidate) -> Reading {
+fn read_kernel(place: &mut dyn Place) -> Reading {
     let stat = place.read("/proc/stat").unwrap_or_default();
     let schedstat = place.read("/proc/schedstat").unwrap_or_default();
-    let mut reading = Reading::parse(&stat, &schedstat);
-    if candidate.is_magpie()
-        && let Some(program) = candidate.argv.first()
-    {
-        let argv = [program.clone(), "--stats-json".into()];
-        if let Ok(ran) = place.run(&argv, Duration::from_secs(20))
-            && ran.code == 0
-            && let Ok(json) = serde_json::from_str(ran.output.trim())
-        {
-            reading.add_scheduler(&json);
-        }
+    Reading::parse(&stat, &schedstat)
+}
+
+/// What scx_magpie counts itself; null of another scheduler.
+fn read_own(place: &mut dyn Place, candidate: &Candidate) -> serde_json::Value {
+    let Some(program) = candidate.argv.first().filter(|_| candidate.is_magpie()) else {
+        return serde_json::Value::Null;
+    };
+    let argv = [program.clone(), "--stats-json".into()];
+    match place.run(&argv, Duration::from_secs(20)) {
+        Ok(ran) if ran.code == 0 => serde_json::from_str(ran.output.trim()).unwrap_or_default(),
+        _ => serde_json::Value::Null,
     }
-    reading
 }
 
 /// The options that the report keeps.
