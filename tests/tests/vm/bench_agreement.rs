@@ -7,14 +7,15 @@ use magpie_tests::scheduler::{
     CYCLICTEST, boot_for_magpie, json, late_by_cyclictest, number, shell, under,
 };
 
-/// Largest difference, in percent of the other program's number.
-const AGREEMENT: f64 = 10.0;
+/// Largest differences, in percent of the other program's number.
+const TIMERS_AGREE: f64 = 10.0;
+const PIPES_AGREE: f64 = 3.0;
 
-fn agrees(what: &str, ours: f64, theirs: f64) -> Result<()> {
+fn agrees(what: &str, ours: f64, theirs: f64, within: f64) -> Result<()> {
     let percent = 100.0 * (ours / theirs - 1.0);
     println!("{what}: {ours:.2} us, by the other {theirs:.2} us, {percent:+.1} %");
     ensure!(
-        percent.abs() <= AGREEMENT,
+        percent.abs() <= within,
         "{what}: {ours} us, but {theirs} us by the other program"
     );
     Ok(())
@@ -41,18 +42,25 @@ fn timers_agree(
     for &(name, permille) in percentiles {
         let theirs = theirs[theirs.len() * permille / 1000] / 1e3;
         let ours = number(&ours, &format!("/wakeup_us/{name}"))?;
-        agrees(&format!("{scheduler}, {hogs}, {name}"), ours, theirs)?;
+        agrees(
+            &format!("{scheduler}, {hogs}, {name}"),
+            ours,
+            theirs,
+            TIMERS_AGREE,
+        )?;
     }
     Ok(())
 }
 
-/// A round trip between two processes: the middle of some, in turn.
+/// A round trip between two processes of one CPU: the middle of some, in turn. On several CPUs either
+/// program measures where the scheduler happened to put its two processes, which differed by 14 %
+/// from one set of runs to the next.
 fn pipes_agree(guest: &mut Guest, scheduler: &str) -> Result<()> {
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for _ in 0..5 {
-        let found = json(guest, "magpie-load pipe --json --loops 10000")?;
+        let found = json(guest, "taskset -c 3 magpie-load pipe --json --loops 10000")?;
         ours.push(number(&found, "/us_per_round_trip")?);
-        let text = shell(guest, "perf bench sched pipe -l 10000")?;
+        let text = shell(guest, "taskset -c 3 perf bench sched pipe -l 10000")?;
         let us = text
             .lines()
             .find_map(|line| line.trim().strip_suffix(" usecs/op"));
@@ -66,6 +74,7 @@ fn pipes_agree(guest: &mut Guest, scheduler: &str) -> Result<()> {
         &format!("{scheduler}, pipe"),
         median(&ours),
         median(&theirs),
+        PIPES_AGREE,
     )
 }
 
