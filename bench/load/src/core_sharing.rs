@@ -161,22 +161,28 @@ fn cpus_of(threads: &Mutex<HashSet<i32>>) -> Result<HashMap<i32, Option<usize>>>
 
 /// What ran on each CPU before its first switch: what it switched from. A CPU that never switched
 /// ran the thread that was found there in the end, or nothing: hogs may compute without a switch
-/// for as long as they are watched.
+/// for as long as they are watched. A thread that did switch came there after the trace had ended;
+/// believed, it shared a core for a whole run in which none did.
 fn running_at_first(
     records: &[Record],
     cpus: usize,
     ended_on: &HashMap<i32, Option<usize>>,
 ) -> Vec<i32> {
     let mut running = vec![None; cpus];
+    let mut switched = HashSet::new();
     for record in records {
-        if let Event::Switch { prev, .. } = record.event
-            && let Some(first @ None) = running.get_mut(record.cpu)
-        {
+        let Event::Switch { prev, next, .. } = record.event else {
+            continue;
+        };
+        switched.extend([prev, next]);
+        if let Some(first @ None) = running.get_mut(record.cpu) {
             *first = Some(prev);
         }
     }
     for (thread, cpu) in ended_on {
-        if let Some(silent @ None) = cpu.and_then(|cpu| running.get_mut(cpu)) {
+        if !switched.contains(thread)
+            && let Some(silent @ None) = cpu.and_then(|cpu| running.get_mut(cpu))
+        {
             *silent = Some(*thread);
         }
     }
@@ -269,6 +275,23 @@ mod tests {
             watched: 90,
             shared: 40,
             moves: 0,
+        };
+        assert_eq!(analyse(&records, &cores, &threads), expected);
+    }
+
+    #[test]
+    fn who_moves_after_the_trace_was_not_there_before() {
+        let cores = [vec![0, 1], vec![2, 3], vec![4, 5]];
+        // 8 was on CPU 2 throughout, and is found on CPU 1, beside 7, when the trace has ended.
+        let threads = HashMap::from([(7, Some(0)), (8, Some(1))]);
+        let records = [
+            switch(10, 2, 0, 8),
+            switch(60, 4, 5, 0),
+            switch(90, 4, 0, 5),
+        ];
+        let expected = Sharing {
+            watched: 80,
+            ..Sharing::default()
         };
         assert_eq!(analyse(&records, &cores, &threads), expected);
     }

@@ -128,7 +128,7 @@ fn sharing(guest: &mut Guest, scheduler: &str, arguments: &str) -> Result<f64> {
 #[test]
 fn busy_threads_do_not_share_a_core_beside_an_idle_one() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
-    let naps = ["--seconds 1 --threads 3", "--seconds 1 --threads 4"].map(str::to_owned);
+    let naps = ["--seconds 1 --threads 3", "--seconds 2 --threads 4"].map(str::to_owned);
     // Many times: where a thread that never sleeps waits once behind one of the kernel's, an idle CPU
     // takes it, whatever is preferred (without a preference in six of fifteen attempts).
     let never = [1, 2, 3, 4, 5, 6, 7, 8]
