@@ -9,9 +9,9 @@
  * while it still leaves its CPU: the kernel wakes it there. A messenger that answers its
  * workers at once finds them so each time, and two of them shared a core for 17 ms.
  *
- *   tick of a task that may move, each fourth since it slept
+ *   tick of a task that may move
  *        |
- *   core shared, now and at the last such tick? --no--> stay
+ *   core shared, now and at the last tick?      --no--> stay
  *        | yes
  *   idle core in the LLC, or in another?        --no--> stay
  *        | yes, claimed
@@ -32,8 +32,6 @@
  */
 #ifndef __MAGPIE_SPREAD_BPF_H
 #define __MAGPIE_SPREAD_BPF_H
-
-#define TICKS_BETWEEN_LOOKS 4
 
 /* An idle core, or one that @waker will leave, one CPU of it claimed; or a negative number. */
 __noinline s32 pick_idle_core(struct task_struct *p __arg_trusted, s32 waker)
@@ -76,7 +74,7 @@ static __always_inline void leave_shared_core(struct task_struct *p, struct task
 {
 	s32 idle;
 
-	if (!is_core_worth_a_search(cpu) || ts->ticks % TICKS_BETWEEN_LOOKS || is_pinned(p))
+	if (!is_core_worth_a_search(cpu) || is_pinned(p))
 		return;
 
 	if (is_alone_on_core(cpu)) {
