@@ -72,6 +72,7 @@ metrics! {
     wake_core = magpie_event_EVENT_WAKE_CORE, "Wakeups to another idle core of the LLC";
     wake_cpu = magpie_event_EVENT_WAKE_CPU, "Wakeups to an idle CPU of the LLC whose core is busy";
     wake_beyond = magpie_event_EVENT_WAKE_BEYOND, "Wakeups to an idle CPU of another LLC";
+    fork_away = magpie_event_EVENT_FORK_AWAY, "New tasks that looked for a CPU in another LLC, which had fewer";
     spread = magpie_event_EVENT_SPREAD, "Running tasks that left a shared core for an idle one";
     idle_enter = magpie_event_EVENT_IDLE_ENTER, "CPUs going idle";
     idle_write = magpie_event_EVENT_IDLE_WRITE, "Writes to shared lines that tell which CPUs are idle";
@@ -121,14 +122,16 @@ impl Metrics {
         writeln!(
             output,
             "  Woken on the previous CPU {}, the recent one {}, the waker's {}, an idle core {}, an \
-             idle CPU {}, beyond the LLC {} times; {} left a shared core while they ran.",
+             idle CPU {}, beyond the LLC {} times; {} left a shared core while they ran, {} were \
+             forked in another LLC.",
             self.wake_previous,
             self.wake_recent,
             self.wake_waker,
             self.wake_core,
             self.wake_cpu,
             self.wake_beyond,
-            self.spread
+            self.spread,
+            self.fork_away
         )?;
         writeln!(
             output,

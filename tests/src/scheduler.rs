@@ -16,6 +16,8 @@ use std::time::Duration;
 
 /// Two LLCs of two cores of two threads, in virtual time.
 pub const VT8: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/machines/vt8.toml");
+/// The same with a node for each LLC, and without SMT.
+pub const VT8_NODES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/machines/vt8nodes.toml");
 
 /// Real time that a command may take whose own, virtual, time is bounded: hosts can be slow.
 pub const PATIENCE: Duration = Duration::from_secs(600);

@@ -58,6 +58,7 @@ enum magpie_event {
 	EVENT_WAKE_CORE, /* an idle core of the LLC */
 	EVENT_WAKE_CPU, /* an idle CPU of the LLC */
 	EVENT_WAKE_BEYOND, /* in another LLC */
+	EVENT_FORK_AWAY, /* new task looked in another LLC, which has fewer */
 	EVENT_SPREAD, /* running task that left a shared core for an idle one */
 	EVENT_IDLE_ENTER, /* CPU went idle */
 	EVENT_IDLE_WRITE, /* writes to lines that tell which CPUs are idle */

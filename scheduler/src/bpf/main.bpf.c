@@ -13,6 +13,7 @@
  *   queue.bpf.h    0  a fair queue for each CPU
  *   steal.bpf.h    1  an idle CPU takes waiting work at once
  *   wakeup.bpf.h   2  where a woken task runs
+ *   fork.bpf.h     2  in which LLC a new task looks
  *   spread.bpf.h   2  a task that never sleeps finds an idle core
  *   idle.bpf.h     3  an average idle time that is true
  *   balance.bpf.h  4a busy CPUs even out what idle ones cannot
@@ -56,6 +57,7 @@ UEI_DEFINE(uei);
 #include "idle.bpf.h"
 #include "steal.bpf.h"
 #include "balance.bpf.h"
+#include "fork.bpf.h"
 #include "wakeup.bpf.h"
 #include "spread.bpf.h"
 #include "push.bpf.h"
@@ -340,8 +342,10 @@ void BPF_STRUCT_OPS(magpie_disable, struct task_struct *p)
 {
 	struct task_state *ts = task_state(p);
 
-	if (ts)
+	if (ts) {
+		forget_fork(ts);
 		leave_cgroup(ts);
+	}
 
 	/* A real-time task from here on: what waits behind it would see no tick. */
 	if (scx_bpf_task_running(p)) {

@@ -168,6 +168,7 @@ struct task_state {
 	u32 recent; /* where it ran before its previous CPU, or NO_CPU */
 	u32 woken_from; /* the CPU from which it was woken when one was chosen for it */
 	u32 ticks; /* seen while it ran, since its last sleep */
+	u32 forked_in; /* 1 + LLC that counts it, or 0: see fork.bpf.h */
 	s32 goes_to; /* 1 + the CPU that was claimed for it, or 0: see spread.bpf.h */
 	bool shares_core; /* seen at a tick */
 	bool yielded; /* gave up its turn: do not keep it running */

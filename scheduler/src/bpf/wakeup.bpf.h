@@ -29,6 +29,9 @@
  * idle since the last search that found none, as in the kernel. So in a busy LLC a wakeup
  * wastes little time.
  *
+ * A new task has no previous CPU: it looks from its parent's, or from one of another LLC
+ * (fork.bpf.h).
+ *
  * On hybrid CPUs a task that uses up its slices wants a fast core; of slow ones, it
  * takes an idle one before it waits.
  *
@@ -183,9 +186,10 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 {
 	s32 here = bpf_get_smp_processor_id();
 	struct cpu_state *state = state_of(here);
+	u64 now = scx_bpf_now();
 	struct placement at = {
-		.now = scx_bpf_now(),
-		.previous = prev_cpu,
+		.now = now,
+		.previous = wake_flags & SCX_WAKE_FORK ? cpu_for_fork(ts, prev_cpu, now) : prev_cpu,
 		.recent = ts->recent,
 		.waker = here,
 		.looks = state->looks,

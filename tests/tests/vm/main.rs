@@ -14,6 +14,7 @@ mod scheduler_balance;
 mod scheduler_bandwidth;
 mod scheduler_cgroup;
 mod scheduler_fairness;
+mod scheduler_fork;
 mod scheduler_preempt;
 mod scheduler_push;
 mod scheduler_start;

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * fork.bpf.h - mechanism 2, continued: in which LLC a new task looks for its first CPU.
+ *
+ * Idea (the kernel's SD_BALANCE_FORK, Linux kernel/sched/fair.c): a task wakes where its
+ * cache is warm, so where it is forked decides where it stays. Idle CPUs tell nothing of
+ * that, because children that wait for each other idle as well: of two sockets with 40
+ * cores, one had all 80 tasks of two groups of hackbench, two on each core, which took half
+ * as long again as under EEVDF. So each LLC counts the tasks that were forked there lately
+ * and have not ended.
+ *
+ *   another LLC has fewer for its size, by an eighth of the parent's CPUs?
+ *        | yes                                --no--> from the parent's CPU
+ *   from one of its cores, another each time
+ *
+ * From there on it is a wakeup as any other (wakeup.bpf.h), which finds the next idle CPU.
+ * "Lately": the count halves each second. Who forks one child after the other, and waits for
+ * each, keeps them near: what ends is taken off again.
+ *
+ * What it does not do: ask how busy an LLC is. An idle core of the same LLC is found by
+ * those who wake, and one of another LLC by those who run long.
+ */
+#ifndef __MAGPIE_FORK_BPF_H
+#define __MAGPIE_FORK_BPF_H
+
+#define FORKS_HALVE_NS 1000000000ULL
+
+/* Parts of an LLC's CPUs, in 1/1024. */
+#define WHOLE_LLC 1024
+#define WORTH_LEAVING (WHOLE_LLC / 8)
+
+/* Written at forks and exits only. Two of them at once may lose one, or a halving. */
+struct llc_forks {
+	u64 halved_at;
+	s32 tasks;
+} __attribute__((aligned(64)));
+
+struct llc_forks llc_forks[MAX_LLCS];
+
+static __always_inline struct llc_forks *forks_of(u32 llc)
+{
+	return &llc_forks[llc & (MAX_LLCS - 1)];
+}
+
+static __always_inline u32 count_forks(u32 llc, u64 now)
+{
+	const struct llc_forks *forks = forks_of(llc);
+	u64 halvings = (now - READ_ONCE(forks->halved_at)) / FORKS_HALVE_NS;
+	s32 tasks = READ_ONCE(forks->tasks);
+
+	return tasks > 0 && halvings < 32 ? (u32)tasks >> halvings : 0;
+}
+
+static __always_inline u32 how_full(u32 llc, u64 now)
+{
+	return count_forks(llc, now) * WHOLE_LLC / (llc_of(llc)->size ?: 1);
+}
+
+/* The nearest of those that have fewest for their size. */
+__noinline u32 llc_for_fork(u32 parents, u64 now)
+{
+	u32 least = how_full(parents, now);
+	u32 llc = parents;
+	u32 i;
+
+	if (least < WORTH_LEAVING)
+		return parents;
+
+	/* The parent's must have more than any other by that much. */
+	least -= WORTH_LEAVING - 1;
+	bpf_for(i, 1, nr_llcs) {
+		u32 other = nth_llc(parents, i);
+		u32 full = how_full(other, now);
+
+		if (full < least) {
+			least = full;
+			llc = other;
+		}
+	}
+
+	return llc;
+}
+
+static __always_inline void note_fork(struct task_state *ts, u32 llc, u64 now)
+{
+	struct llc_forks *forks = forks_of(llc);
+
+	if (now - READ_ONCE(forks->halved_at) >= FORKS_HALVE_NS) {
+		WRITE_ONCE(forks->tasks, count_forks(llc, now));
+		WRITE_ONCE(forks->halved_at, now);
+	}
+	__sync_fetch_and_add(&forks->tasks, 1);
+	ts->forked_in = 1 + llc;
+}
+
+static __always_inline void forget_fork(struct task_state *ts)
+{
+	struct llc_forks *forks;
+
+	if (nr_llcs == 1 || !ts->forked_in)
+		return;
+
+	/* Halved away already, perhaps. */
+	forks = forks_of(ts->forked_in - 1);
+	if (READ_ONCE(forks->tasks) > 0)
+		__sync_fetch_and_add(&forks->tasks, -1);
+	ts->forked_in = 0;
+}
+
+/* The CPU from which the new task looks for one. */
+static __always_inline s32 cpu_for_fork(struct task_state *ts, s32 parents_cpu, u64 now)
+{
+	u32 parents = cpu_to_llc(parents_cpu);
+	u32 llc, first, size, place;
+
+	if (nr_llcs == 1)
+		return parents_cpu;
+
+	llc = llc_for_fork(parents, now);
+	note_fork(ts, llc, now);
+	if (llc == parents)
+		return parents_cpu;
+
+	count_event(state_of(bpf_get_smp_processor_id()), EVENT_FORK_AWAY, 1);
+	first = llc_of(llc)->first;
+	size = llc_of(llc)->size ?: 1;
+	place = count_forks(llc, now) * topology_of(place_to_cpu(first))->core_size % size;
+	place = place_to_cpu(first + place);
+	return place == NO_PLACE ? parents_cpu : (s32)place;
+}
+
+#endif /* __MAGPIE_FORK_BPF_H */
