@@ -42,10 +42,18 @@ static __always_inline struct llc_forks *forks_of(u32 llc)
 	return &llc_forks[llc & (MAX_LLCS - 1)];
 }
 
+/* Signed: the clock of another CPU may be ahead, and has halved it just now. */
+static __always_inline u32 halvings_due(const struct llc_forks *forks, u64 now)
+{
+	s64 age = now - READ_ONCE(forks->halved_at);
+
+	return age > 0 ? (u64)age / FORKS_HALVE_NS : 0;
+}
+
 static __always_inline u32 count_forks(u32 llc, u64 now)
 {
 	const struct llc_forks *forks = forks_of(llc);
-	u64 halvings = (now - READ_ONCE(forks->halved_at)) / FORKS_HALVE_NS;
+	u32 halvings = halvings_due(forks, now);
 	s32 tasks = READ_ONCE(forks->tasks);
 
 	return tasks > 0 && halvings < 32 ? (u32)tasks >> halvings : 0;
@@ -85,7 +93,7 @@ static __always_inline void note_fork(struct task_state *ts, u32 llc, u64 now)
 {
 	struct llc_forks *forks = forks_of(llc);
 
-	if (now - READ_ONCE(forks->halved_at) >= FORKS_HALVE_NS) {
+	if (halvings_due(forks, now)) {
 		WRITE_ONCE(forks->tasks, count_forks(llc, now));
 		WRITE_ONCE(forks->halved_at, now);
 	}
@@ -107,26 +115,35 @@ static __always_inline void forget_fork(struct task_state *ts)
 	ts->forked_in = 0;
 }
 
+/* A core of the LLC, another for each task that is counted there. */
+static __always_inline u32 next_core(u32 llc, u64 now)
+{
+	u32 first = llc_of(llc)->first;
+	u32 threads = topology_of(place_to_cpu(first))->core_size;
+
+	return place_to_cpu(first + count_forks(llc, now) * threads % (llc_of(llc)->size ?: 1));
+}
+
 /* The CPU from which the new task looks for one. */
-static __always_inline s32 cpu_for_fork(struct task_state *ts, s32 parents_cpu, u64 now)
+static __always_inline s32 cpu_for_fork(const struct task_struct *p, struct task_state *ts,
+					s32 parents_cpu, u64 now)
 {
 	u32 parents = cpu_to_llc(parents_cpu);
-	u32 llc, first, size, place;
+	u32 llc, cpu;
 
 	if (nr_llcs == 1)
 		return parents_cpu;
 
 	llc = llc_for_fork(parents, now);
-	note_fork(ts, llc, now);
-	if (llc == parents)
+	cpu = next_core(llc, now);
+	if (llc == parents || !may_place(p, cpu)) {
+		note_fork(ts, parents, now);
 		return parents_cpu;
+	}
 
+	note_fork(ts, llc, now);
 	count_event(state_of(bpf_get_smp_processor_id()), EVENT_FORK_AWAY, 1);
-	first = llc_of(llc)->first;
-	size = llc_of(llc)->size ?: 1;
-	place = count_forks(llc, now) * topology_of(place_to_cpu(first))->core_size % size;
-	place = place_to_cpu(first + place);
-	return place == NO_PLACE ? parents_cpu : (s32)place;
+	return cpu;
 }
 
 #endif /* __MAGPIE_FORK_BPF_H */

@@ -189,7 +189,8 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 	u64 now = scx_bpf_now();
 	struct placement at = {
 		.now = now,
-		.previous = wake_flags & SCX_WAKE_FORK ? cpu_for_fork(ts, prev_cpu, now) : prev_cpu,
+		.previous = wake_flags & SCX_WAKE_FORK ? cpu_for_fork(p, ts, prev_cpu, now)
+						       : prev_cpu,
 		.recent = ts->recent,
 		.waker = here,
 		.looks = state->looks,
