@@ -111,7 +111,7 @@ pub struct Settings {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, hide_default_value = true, hide_possible_values = true, action = ArgAction::Set)]
     pub no_preempt: bool,
 
-    /// A woken task goes where the kernel's own idle selection says, by the kernel's masks
+    /// A woken or new task goes where the kernel's own idle selection says, by the kernel's masks
     ///
     /// One mask of idle CPUs for the whole machine is then written at every entry to
     /// and exit from idle.

@@ -11,7 +11,7 @@
  *
  *   another LLC has fewer for its size, by an eighth of the parent's CPUs?
  *        | yes                                --no--> from the parent's CPU
- *   from one of its cores, another each time
+ *   from one of its cores, another each time, if the task may use it
  *
  * From there on it is a wakeup as any other (wakeup.bpf.h), which finds the next idle CPU.
  * "Lately": the count halves each second. Who forks one child after the other, and waits for
@@ -136,13 +136,14 @@ static __always_inline s32 cpu_for_fork(const struct task_struct *p, struct task
 
 	llc = llc_for_fork(parents, now);
 	cpu = next_core(llc, now);
-	if (llc == parents || !may_place(p, cpu)) {
-		note_fork(ts, parents, now);
-		return parents_cpu;
+	if (llc != parents && may_place(p, cpu)) {
+		count_event(state_of(bpf_get_smp_processor_id()), EVENT_FORK_AWAY, 1);
+	} else {
+		llc = parents;
+		cpu = parents_cpu;
 	}
 
 	note_fork(ts, llc, now);
-	count_event(state_of(bpf_get_smp_processor_id()), EVENT_FORK_AWAY, 1);
 	return cpu;
 }
 
