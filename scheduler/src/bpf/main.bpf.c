@@ -208,8 +208,12 @@ void BPF_STRUCT_OPS(magpie_stopping, struct task_struct *p, bool runnable)
 		return;
 
 	charge(p, ts);
-	if (!runnable)
-		leave_cgroup(ts);
+	if (runnable)
+		return;
+
+	leave_cgroup(ts);
+	/* For a pinned task, nobody asks where to wake it, nor says how. */
+	ts->woken_by_writer = false;
 }
 
 bool BPF_STRUCT_OPS(magpie_yield, struct task_struct *from, struct task_struct *to)

@@ -171,6 +171,7 @@ struct task_state {
 	u32 forked_in; /* 1 + LLC that counts it, or 0: see fork.bpf.h */
 	s32 goes_to; /* 1 + the CPU that was claimed for it, or 0: see spread.bpf.h */
 	bool shares_core; /* seen at a tick */
+	bool woken_by_writer; /* to a pipe or a socket: more may come */
 	bool yielded; /* gave up its turn: do not keep it running */
 };
 

@@ -234,8 +234,12 @@ static __always_inline s32 place_wakeup(struct task_struct *p, s32 prev_cpu, u64
 	u64 enq_flags = 0;
 	s32 cpu;
 
+	if (!ts)
+		return prev_cpu;
+
+	ts->woken_by_writer = wake_flags & SCX_WAKE_SYNC;
 	/* Before an idle CPU is taken for it. */
-	if (!ts || is_throttled(p, ts))
+	if (is_throttled(p, ts))
 		return prev_cpu;
 
 	if (idle_map_enabled)
