@@ -122,7 +122,7 @@ impl StealSource {
 pub struct Knobs {
     /// How often the number of cores is decided, in milliseconds [default: 1000]
     ///
-    /// Sooner, down to a quarter of that, when the host takes ten times as much as
+    /// Sooner, down to an eighth of that, when the host takes ten times as much as
     /// --high allows.
     #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(10..=60_000))]
     pub period: Option<u64>,

@@ -77,7 +77,7 @@ struct {
  * is asked at once: with the default period a load that comes all at once would
  * otherwise thrash for a second.
  */
-#define LOOKS 4
+#define LOOKS 8
 #define ALARM 10 /* times preferred_settings.high */
 
 struct governor_state governor;
