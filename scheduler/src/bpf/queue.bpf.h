@@ -94,6 +94,11 @@ static __always_inline u64 expected_burst(const struct task_state *ts)
 }
 
 /* Virtual time, but never more of it than the same span of real time. */
+static __always_inline u64 span_in_queue(const struct task_state *ts, u64 span)
+{
+	return ts->rate < NICE_0_RATE ? virtual_time(span, ts->rate) : span;
+}
+
 static __always_inline u64 request(const struct task_state *ts)
 {
 	u64 need = expected_burst(ts);
@@ -103,7 +108,7 @@ static __always_inline u64 request(const struct task_state *ts)
 	else if (need > slice_ns)
 		need = slice_ns;
 
-	return ts->rate < NICE_0_RATE ? virtual_time(need, ts->rate) : need;
+	return span_in_queue(ts, need);
 }
 
 static __always_inline u64 key_of(const struct task_state *ts)
@@ -282,14 +287,16 @@ static __always_inline bool should_preempt(const struct task_struct *p, const st
  */
 static __always_inline u64 key_to_wait_with(const struct task_state *ts, s32 cpu, u64 enq_flags)
 {
-	u64 wait = slice_ns + slice_ns / 2;
-	u64 clock = clock_of(cpu);
+	u64 from;
 
 	if (!(enq_flags & SCX_ENQ_WAKEUP) || !ts->woken_by_writer)
 		return key_of(ts);
 
-	return (time_before(ts->vruntime, clock) ? clock : ts->vruntime) +
-	       (ts->rate < NICE_0_RATE ? virtual_time(wait, ts->rate) : wait);
+	from = clock_of(cpu);
+	if (time_before(from, ts->vruntime))
+		from = ts->vruntime;
+
+	return from + span_in_queue(ts, slice_ns + slice_ns / 2);
 }
 
 /* Returns whether the task waits in the queue, rather than preempting. */
