@@ -1,5 +1,5 @@
-//! `magpie bench` as a user runs it: on this host, without a scheduler and with a workload that needs
-//! nothing.
+//! `magpie bench` on this host, as a user runs it, with the kernel's own scheduler and a workload
+//! of shell commands: parts of a run can be merged, and an interrupted run keeps its samples.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -17,7 +17,7 @@ parameters = { seconds = ['0.01', '0.02', '0.03', '0.04', '0.05'] }
 metric = [{ unit = 's', better = 'lower', after = 'Time:' }]
 ";
 
-/// A folder with the workload and results.
+/// A temporary folder with the workload, in which `magpie bench` writes its results.
 struct Bench(tempfile::TempDir);
 
 impl Bench {
@@ -38,6 +38,7 @@ impl Bench {
         command
     }
 
+    /// A command that measures the workload under the kernel's own scheduler on this host.
     fn measure(&self, arguments: &str) -> Command {
         self.command(&format!(
             "--in host --sched eevdf --workloads echo.toml --workload echo {arguments}"
@@ -45,6 +46,7 @@ impl Bench {
     }
 }
 
+/// Runs a command that must succeed.
 fn ended_well(mut command: Command) -> Output {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -52,7 +54,7 @@ fn ended_well(mut command: Command) -> Output {
 }
 
 #[test]
-fn shards_are_run_and_merged_into_what_the_whole_would_have_been() {
+fn merged_shards_are_what_one_run_of_all_cases_gives() {
     let bench = Bench::new();
     ended_well(bench.measure("--rounds 2 --json whole.json"));
     for number in 1..=4 {
@@ -95,7 +97,7 @@ fn an_interrupted_run_leaves_valid_partial_reports() {
         .spawn()
         .unwrap();
     wait_for_samples(&child, &bench.file("partial.json"));
-    // Two signals, as timeout(1) sends them, and one request.
+    // Two signals, as timeout(1) sends them: the second must not cut the first one's work short.
     for _ in 0..2 {
         let pid = child.id().to_string();
         assert!(
@@ -126,6 +128,7 @@ fn an_interrupted_run_leaves_valid_partial_reports() {
     assert!(page.contains("interrupted") && page.ends_with("</html>"));
 }
 
+/// Waits until each case has a sample, so that an interruption leaves something to keep.
 fn wait_for_samples(child: &Child, file: &Path) {
     let deadline = Instant::now() + Duration::from_secs(60);
     let measured = || {

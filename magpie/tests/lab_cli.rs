@@ -1,9 +1,11 @@
-//! Bad input to `magpie lab`: one clear message with the remedy, a non-zero exit, nothing left behind.
+//! `magpie lab` answers wrong input with one clear message that has the remedy, and a non-zero exit
+//! code.
 
 use assert_cmd::Command;
 use predicates::prelude::*;
 use predicates::str::contains;
 
+/// The `magpie` command, with a time limit.
 fn magpie() -> Command {
     let mut command = Command::cargo_bin("magpie").expect("cargo builds it for this test");
     command.timeout(std::time::Duration::from_secs(120));
@@ -100,11 +102,11 @@ fn a_missing_qemu_says_how_to_get_it() {
 }
 
 #[test]
-fn a_mirror_that_is_out_of_reach_is_no_riddle() {
+fn an_unreachable_mirror_leads_to_a_question_about_the_network() {
     let folder = tempfile::tempdir().expect("a folder");
     magpie()
         .env("MAGPIE_LAB_DIR", folder.path())
-        // Port 9 of this host: nobody listens.
+        // No server listens on port 9 of this host.
         .env("MAGPIE_DEBIAN_MIRROR", "http://127.0.0.1:9/debian")
         .args(["lab", "run", "--", "true"])
         .assert()
