@@ -1,22 +1,26 @@
 //! Compiles the BPF side and generates its Rust bindings.
 //!
-//! The compiler is `BPF_CLANG`, which `.cargo/config.toml` points at a script
-//! that finds the newest clang on the machine. This file adds two things to
-//! `scx_cargo`. bindgen must read `intf.h` with the libclang of that same
-//! compiler, so `LIBCLANG_PATH` is set to it. And `scx_cargo` watches only the
-//! main file's own folder: every file below `src/bpf` is named here, so that a
-//! change in `portable/` is never built from stale code.
+//! The compiler is `BPF_CLANG`, which `.cargo/config.toml` points at a script that finds the newest
+//! clang on the machine. This file adds two things to `scx_cargo`. It sets `LIBCLANG_PATH`, because
+//! bindgen must read `intf.h` with the libclang of that same compiler. And it names every file
+//! below `src/bpf` to cargo, because `scx_cargo` watches only the main file's own folder, and a
+//! change in another one would not be built.
 
 use std::env;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// Older ones miscompile or reject what the scheduler uses.
+use find_libclang::find_libclang;
+
+mod find_libclang;
+
+/// Older compilers miscompile or reject what the scheduler uses.
 const OLDEST_CLANG: u32 = 19;
 
+/// Checks the compiler, then generates the bindings of `intf.h` and the skeleton of the BPF object.
 fn main() -> Result<()> {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-env-changed=LIBCLANG_PATH");
@@ -25,10 +29,9 @@ fn main() -> Result<()> {
     let clang = env::var("BPF_CLANG").unwrap_or_else(|_| "clang".into());
     check_version(&clang)?;
     if env::var_os("LIBCLANG_PATH").is_none()
-        && let Some(folder) = find_libclang(&clang)
+        && let Some(folder) = find_libclang(Path::new(&clang))
     {
-        // SAFETY: a build script has this one thread at this point; nothing
-        // reads the environment at the same time.
+        // SAFETY: the build script has one thread, so nothing else reads the environment meanwhile.
         unsafe { env::set_var("LIBCLANG_PATH", folder) };
     }
 
@@ -39,8 +42,8 @@ fn main() -> Result<()> {
         .context("building the BPF side from src/bpf/main.bpf.c")
 }
 
-/// Names a folder and everything below it to cargo. The folder itself is named
-/// so that a new file is seen, too.
+/// Names a folder and everything below it to cargo: the folder for new files, the files for
+/// changes.
 fn watch(folder: &Path) -> Result<()> {
     println!("cargo:rerun-if-changed={}", folder.display());
     for entry in fs::read_dir(folder).with_context(|| format!("listing {}", folder.display()))? {
@@ -54,6 +57,7 @@ fn watch(folder: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Fails with the remedy if the compiler is missing or too old.
 fn check_version(clang: &str) -> Result<()> {
     let remedy = format!(
         "the BPF side needs clang {OLDEST_CLANG} or newer. On Debian and Ubuntu: apt-get install \
@@ -73,22 +77,4 @@ fn check_version(clang: &str) -> Result<()> {
         Some(0) | None => bail!("{clang} is not a usable clang: {remedy}"),
         Some(version) => bail!("{clang} is version {version}: {remedy}"),
     }
-}
-
-/// The folder of the libclang that came with `clang`. Nothing when it is not in
-/// the usual place: then bindgen's own search decides, and says what it tried.
-fn find_libclang(clang: &str) -> Option<PathBuf> {
-    let output = Command::new(clang)
-        .arg("-print-resource-dir")
-        .output()
-        .ok()?;
-    let resources = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
-
-    // <prefix>/lib/clang/<version>: libclang.so is in <prefix>/lib.
-    let folder = resources.ancestors().nth(2)?;
-    let holds_libclang = fs::read_dir(folder).ok()?.flatten().any(|entry| {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        name.contains(".so") && name.starts_with("libclang") && !name.contains("-cpp")
-    });
-    holds_libclang.then(|| folder.to_path_buf())
 }

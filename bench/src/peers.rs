@@ -11,6 +11,10 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::table::{Align, Style, write_lines};
+use find_libclang::find_libclang;
+
+#[path = "../../scheduler/find_libclang.rs"]
+mod find_libclang;
 
 /// Published schedulers and what they are about. Any other crate of the same kind can be installed too.
 const KNOWN: [(&str, &str); 8] = [
@@ -237,22 +241,6 @@ fn find_clang(tree: &Path) -> Result<PathBuf> {
         );
     }
     Ok(clang)
-}
-
-/// The folder of the libclang that came with `clang`; where it is not in the usual place, the search
-/// of the crate's own build decides.
-fn find_libclang(clang: &Path) -> Option<PathBuf> {
-    let output = Command::new(clang)
-        .arg("-print-resource-dir")
-        .output()
-        .ok()?;
-    let resources = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
-    let folder = resources.ancestors().nth(2)?;
-    let holds_libclang = std::fs::read_dir(folder).ok()?.flatten().any(|entry| {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        name.starts_with("libclang") && name.contains(".so") && !name.contains("-cpp")
-    });
-    holds_libclang.then(|| folder.to_path_buf())
 }
 
 /// What an installed program says of itself, such as `scx_cosmos 1.1.7 x86_64-unknown-linux-gnu`.

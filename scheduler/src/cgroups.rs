@@ -1,7 +1,7 @@
-//! What each cgroup gets: its share of the CPU time, its limit, how often it reached that.
+//! What each cgroup gets: its share of CPU time, its limit, how often it was throttled.
 //!
-//! The BPF side knows cgroups by the kernel's ids. An id is the inode number of the cgroup's folder,
-//! so the names come from a walk through the file system when somebody asks.
+//! The BPF side knows cgroups by the kernel's ids. An id is the inode number of the cgroup's
+//! folder, so a request walks through the file system to find the names.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -12,24 +12,28 @@ use std::path::Path;
 use scx_stats_derive::{Stats, stat_doc};
 use serde::{Deserialize, Serialize};
 
-/// One cgroup.
+/// Where the kernel shows cgroups.
+pub const FOLDER: &str = "/sys/fs/cgroup";
+
+/// The share and the limit of one cgroup.
 #[stat_doc]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, Stats)]
 #[stat(desc = "What a cgroup gets")]
 pub struct CgroupStatus {
     #[stat(
-        desc = "What its own tasks get of the CPU time that is used, by weight and by how often they are active, in percent"
+        desc = "Share of its own tasks in the CPU time in use, by weight and by how often they are active, in percent"
     )]
     pub share_percent: f64,
     #[stat(desc = "Limit (cpu.max) in percent of one CPU; 0: none")]
     pub limit_percent: f64,
-    #[stat(desc = "How often it used up its limit since the scheduler started")]
+    #[stat(desc = "How often it was throttled since the scheduler started")]
     pub throttled: u64,
-    #[stat(desc = "For how long its tasks had to wait then, in nanoseconds")]
+    #[stat(desc = "For how long it was throttled in all, in nanoseconds")]
     pub throttled_ns: u64,
 }
 
 impl CgroupStatus {
+    /// Returns whether the cgroup is active or limited.
     fn is_worth_a_line(&self) -> bool {
         self.share_percent > 0.0 || self.limit_percent > 0.0 || self.throttled > 0
     }
@@ -40,12 +44,14 @@ impl CgroupStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, Stats)]
 #[stat(desc = "What cgroups get; ask for the target \"cgroups\"")]
 pub struct CgroupsStatus {
-    #[stat(desc = "By path")]
+    #[stat(desc = "By path below the root cgroup")]
     pub cgroups: BTreeMap<String, CgroupStatus>,
 }
 
 impl CgroupsStatus {
-    /// From statuses by the kernel's id, and the shares on any one scale in `share_percent`.
+    /// Makes percentages of shares that are on any one scale, and names of the kernel's ids.
+    /// `folder` is where the kernel shows the root cgroup. A cgroup without a folder keeps its id
+    /// as the name.
     pub fn new(mut by_id: Vec<(u64, CgroupStatus)>, folder: &Path) -> CgroupsStatus {
         let all: f64 = by_id.iter().map(|(_, status)| status.share_percent).sum();
         for (_, status) in &mut by_id {
@@ -65,14 +71,14 @@ impl CgroupsStatus {
         }
     }
 
-    /// Writes those that are active or limited as a table.
+    /// Writes a table of the cgroups that are active or limited.
     ///
     /// # Errors
     /// When the output cannot be written.
     pub fn tell<W: Write>(&self, output: &mut W) -> io::Result<()> {
         writeln!(
             output,
-            "   share     limit  throttled      for  cgroup (in % of what is used, of a CPU)"
+            "   share     limit  throttled      for  cgroup (share of the time in use, limit of a CPU)"
         )?;
         for (name, status) in self.cgroups.iter().filter(|(_, s)| s.is_worth_a_line()) {
             let limit = match status.limit_percent {
@@ -91,14 +97,14 @@ impl CgroupsStatus {
     }
 }
 
-/// Notes the name of each cgroup below `folder` by its id. One that goes meanwhile has none.
+/// Adds the names of `folder` and all cgroups below it by id, except those that vanish meanwhile.
 fn name_cgroups(folder: &Path, name: &str, names: &mut HashMap<u64, String>) {
     let Ok(own) = fs::metadata(folder) else {
         return;
     };
     names.insert(own.ino(), name.to_string());
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        // Another hierarchy below, as that of cgroup v1, has numbers of its own.
+        // Another hierarchy mounted below, as that of cgroup v1, has inode numbers of its own.
         let is_of_this = |inner: fs::Metadata| inner.is_dir() && inner.dev() == own.dev();
         if entry.metadata().is_ok_and(is_of_this) {
             let inner = format!(
@@ -109,6 +115,25 @@ fn name_cgroups(folder: &Path, name: &str, names: &mut HashMap<u64, String>) {
             name_cgroups(&entry.path(), &inner, names);
         }
     }
+}
+
+/// Returns the paths of the cgroups below `folder` that have a limit, except those that vanish
+/// meanwhile.
+pub fn find_limited(folder: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        let limit = fs::read_to_string(path.join("cpu.max")).unwrap_or_default();
+        if !limit.is_empty() && !limit.starts_with("max") {
+            found.push(path.display().to_string());
+        }
+        found.extend(find_limited(&path));
+    }
+    found.sort();
+    found
 }
 
 #[cfg(test)]
@@ -174,5 +199,23 @@ mod tests {
     fn nothing_active_is_no_division_by_nothing() {
         let found = CgroupsStatus::new(vec![(1, status(0.0, 0.0))], Path::new("/none"));
         assert_eq!(found.cgroups["id 1"], status(0.0, 0.0));
+    }
+
+    #[test]
+    fn cgroups_with_a_limit_are_found() {
+        let root = tempfile::tempdir().unwrap();
+        for (path, limit) in [
+            ("a", "max 100000\n"),
+            ("a/b", "20000 100000\n"),
+            ("c", "150000 100000\n"),
+            ("d", ""),
+        ] {
+            let folder = root.path().join(path);
+            fs::create_dir(&folder).unwrap();
+            fs::write(folder.join("cpu.max"), limit).unwrap();
+        }
+        let path = |path| root.path().join(path).display().to_string();
+        assert_eq!(find_limited(root.path()), [path("a/b"), path("c")]);
+        assert!(find_limited(&root.path().join("none")).is_empty());
     }
 }

@@ -1,19 +1,19 @@
-//! Can the scheduler run here? Asked before anything is loaded, because the
-//! kernel's own answer is a bare error number.
+//! Checks before the load whether the scheduler can run here, because the kernel's own answer is a
+//! bare error number.
 //!
-//! Each [`Obstacle`] says what is missing and what to do about it. The files are
-//! read below a given root, so that the tests make their own `/sys` and `/proc`.
+//! Each [`Obstacle`] says what is missing and what to do about it. All files are read below a given
+//! root, so that the tests make their own `/sys` and `/proc`.
 
 use std::fs;
 use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// sched_ext is in mainline since 6.12; the BPF side also needs
-/// scx_bpf_select_cpu_and(), which came with this version.
+/// The oldest kernel that can run the BPF side. sched_ext is in mainline since 6.12, but
+/// scx_bpf_select_cpu_and() came with this version.
 const FIRST_KERNEL: (u32, u32) = (6, 17);
 
-/// How long a scheduler that is on its way out may take.
+/// How long to wait for another scheduler that is leaving.
 const LEAVING_TIMEOUT: Duration = Duration::from_secs(5);
 
 const CAP_SYS_ADMIN: u64 = 1 << 21;
@@ -23,7 +23,7 @@ const CAP_BPF: u64 = 1 << 39;
 /// Why the scheduler cannot run, with the remedy.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Obstacle {
-    /// Older than sched_ext.
+    /// The kernel is older than [`FIRST_KERNEL`].
     #[error(
         "kernel {release} is too old: scx_magpie needs the sched_ext of Linux {}.{} or later.\n\
          Boot a newer kernel built with CONFIG_SCHED_CLASS_EXT; {WHERE_TO_GET_ONE}",
@@ -34,7 +34,7 @@ pub enum Obstacle {
         release: String,
     },
 
-    /// New enough, but built without it.
+    /// The kernel is new enough, but was built without sched_ext.
     #[error(
         "kernel {release} was built without sched_ext (CONFIG_SCHED_CLASS_EXT is off: there is no \
          /sys/kernel/sched_ext).\nBoot a kernel that has it; {WHERE_TO_GET_ONE}"
@@ -44,10 +44,10 @@ pub enum Obstacle {
         release: String,
     },
 
-    /// The kernel does not describe its types.
+    /// The kernel does not describe its types, to which libbpf fits BPF programs.
     #[error(
-        "kernel {release} has no BTF (there is no /sys/kernel/btf/vmlinux), which BPF programs are \
-         fitted to.\nBoot a kernel built with CONFIG_DEBUG_INFO_BTF; the distributions' kernels \
+        "kernel {release} has no BTF (there is no /sys/kernel/btf/vmlinux), to which libbpf fits \
+         BPF programs.\nBoot a kernel built with CONFIG_DEBUG_INFO_BTF; the distributions' kernels \
          with sched_ext have it"
     )]
     NoBtf {
@@ -55,7 +55,7 @@ pub enum Obstacle {
         release: String,
     },
 
-    /// libbpf cannot answer what the BPF side asks of the configuration.
+    /// The BPF programs read the kernel's configuration, and libbpf cannot find it.
     #[error(
         "the configuration of kernel {release} is in neither /proc/config.gz nor \
          /boot/config-{release}, and the BPF programs depend on it.\n\
@@ -67,14 +67,14 @@ pub enum Obstacle {
         release: String,
     },
 
-    /// Not root, and not the capabilities either.
+    /// The process has not the capabilities that loading takes.
     #[error(
-        "no permission to load a scheduler (that takes CAP_SYS_ADMIN, or CAP_BPF and CAP_PERFMON).\n\
+        "no permission to load a scheduler (that takes CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN).\n\
          Run it as root: sudo scx_magpie"
     )]
     NoPermission,
 
-    /// There can be one at a time.
+    /// The kernel runs one sched_ext scheduler at a time.
     #[error(
         "another sched_ext scheduler is running: {name}.\n\
          Stop it first: its process is usually called scx_{}; where a service started it, \
@@ -82,7 +82,7 @@ pub enum Obstacle {
         name.split('_').next().unwrap_or_default()
     )]
     OtherScheduler {
-        /// The name the kernel knows it by.
+        /// The name by which the kernel knows the other scheduler.
         name: String,
     },
 }
@@ -91,10 +91,10 @@ const WHERE_TO_GET_ONE: &str = "among those that do are Arch, CachyOS, Fedora 42
     Tumbleweed and Ubuntu 25.10 and later, and Debian's kernels 6.17 and later (trixie-backports, \
     testing)";
 
-/// Where the kernel's files are.
+/// The machine to be checked, as a tree of the kernel's files.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// What `/sys`, `/proc` and `/boot` are below.
+    /// The folder that has `sys`, `proc` and `boot`.
     pub root: PathBuf,
 }
 
@@ -105,33 +105,49 @@ impl Default for Host {
 }
 
 impl Host {
-    /// Looks for everything that would make loading fail.
+    /// Checks everything that is known to make the load fail. Waits a few seconds for a scheduler
+    /// that is leaving.
     ///
     /// # Errors
     /// The first obstacle found; those that no user can remove come first.
     pub fn check(&self) -> Result<(), Obstacle> {
+        match self.lasting_obstacles().into_iter().next() {
+            Some(obstacle) => Err(obstacle),
+            None => self.wait_until_free(),
+        }
+    }
+
+    /// Returns everything that would make the load fail now; does not wait.
+    pub fn obstacles(&self) -> Vec<Obstacle> {
+        let other = self.running_scheduler();
+        let other = other.map(|name| Obstacle::OtherScheduler { name });
+        self.lasting_obstacles().into_iter().chain(other).collect()
+    }
+
+    /// Returns the obstacles that do not go away by waiting.
+    fn lasting_obstacles(&self) -> Vec<Obstacle> {
         let release = self
             .read("proc/sys/kernel/osrelease")
             .unwrap_or("of unknown version".into());
-        if !self.has("sys/kernel/sched_ext") {
-            return Err(match version(&release) {
-                Some(version) if version < FIRST_KERNEL => Obstacle::KernelTooOld { release },
-                _ => Obstacle::NoSchedExt { release },
-            });
-        }
-        if !self.has("sys/kernel/btf/vmlinux") {
-            return Err(Obstacle::NoBtf { release });
-        }
-        if !self.has("proc/config.gz") && !self.has(&format!("boot/config-{release}")) {
-            return Err(Obstacle::NoKernelConfig { release });
-        }
-        if !self.may_load() {
-            return Err(Obstacle::NoPermission);
-        }
-        self.wait_until_free()
+        let release = || release.clone();
+        let has_config =
+            self.has("proc/config.gz") || self.has(&format!("boot/config-{}", release()));
+        let is_old = version(&release()).is_some_and(|version| version < FIRST_KERNEL);
+        let has_sched_ext = self.has("sys/kernel/sched_ext");
+        [
+            (!has_sched_ext && is_old).then(|| Obstacle::KernelTooOld { release: release() }),
+            (!has_sched_ext && !is_old).then(|| Obstacle::NoSchedExt { release: release() }),
+            (!self.has("sys/kernel/btf/vmlinux")).then(|| Obstacle::NoBtf { release: release() }),
+            (!has_config).then(|| Obstacle::NoKernelConfig { release: release() }),
+            (!self.may_load()).then_some(Obstacle::NoPermission),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
     }
 
-    /// Unknown counts as yes: then the kernel itself decides.
+    /// Returns whether this process may load BPF schedulers. Where its capabilities are unknown the
+    /// kernel decides, so the answer is yes.
     fn may_load(&self) -> bool {
         let Some(status) = self.read("proc/self/status") else {
             return true;
@@ -147,28 +163,40 @@ impl Host {
             || effective & (CAP_BPF | CAP_PERFMON) == CAP_BPF | CAP_PERFMON
     }
 
-    /// One that is leaving, as after a restart of the service, is waited for.
+    /// Waits for a scheduler that is leaving, as at a restart of the service.
+    ///
+    /// # Errors
+    /// When a scheduler runs, or one takes too long to leave.
     fn wait_until_free(&self) -> Result<(), Obstacle> {
         let deadline = Instant::now() + LEAVING_TIMEOUT;
-        loop {
-            match self.read("sys/kernel/sched_ext/state").as_deref() {
-                None | Some("disabled") => return Ok(()),
-                Some("disabling") if Instant::now() < deadline => sleep(Duration::from_millis(50)),
-                Some(state) => {
-                    let name = self
-                        .read("sys/kernel/sched_ext/root/ops")
-                        .filter(|name| !name.is_empty())
-                        .unwrap_or_else(|| format!("unnamed, its state is {state:?}"));
-                    return Err(Obstacle::OtherScheduler { name });
-                }
-            }
+        while self.state().as_deref() == Some("disabling") && Instant::now() < deadline {
+            sleep(Duration::from_millis(50));
+        }
+        match self.running_scheduler() {
+            Some(name) => Err(Obstacle::OtherScheduler { name }),
+            None => Ok(()),
         }
     }
 
+    /// Returns the name of the sched_ext scheduler that runs now, as the kernel knows it.
+    pub fn running_scheduler(&self) -> Option<String> {
+        let state = self.state().filter(|state| state != "disabled")?;
+        let name = self.read("sys/kernel/sched_ext/root/ops");
+        let name = name.filter(|name| !name.is_empty());
+        Some(name.unwrap_or_else(|| format!("unnamed, its state is {state:?}")))
+    }
+
+    /// Returns the state of sched_ext: `disabled`, `enabling`, `enabled` or `disabling`.
+    fn state(&self) -> Option<String> {
+        self.read("sys/kernel/sched_ext/state")
+    }
+
+    /// Returns whether a file exists below the root.
     fn has(&self, path: &str) -> bool {
         self.root.join(path).exists()
     }
 
+    /// Returns the content of a file below the root, without white space around it.
     fn read(&self, path: &str) -> Option<String> {
         Some(
             fs::read_to_string(self.root.join(path))
@@ -179,22 +207,22 @@ impl Host {
     }
 }
 
-/// Major and minor version of a release such as `7.2.12+deb14-cloud-amd64`.
+/// Returns major and minor version of a release such as `7.2.12+deb14-cloud-amd64`.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// What to tell when the kernel refused the BPF programs.
+/// Explains why the kernel refused the BPF programs.
 ///
 /// * `malformed`: kfuncs whose BTF is broken, see
 ///   [`scx_utils::compat::malformed_scx_kfuncs`].
-/// * `log`: the end of what libbpf and the verifier said, oldest first.
+/// * `log`: the last messages of libbpf and the verifier, oldest first.
 /// * `verbose`: the user has already seen the log.
 pub fn explain_load_failure(malformed: &[String], log: &[String], verbose: bool) -> String {
     if let Some(first) = malformed.first() {
         return format!(
-            "this kernel's BTF is broken, so that no sched_ext scheduler can be loaded: it was made \
+            "this kernel's BTF is broken, so that it can load no sched_ext scheduler: the BTF was made \
              with a pahole older than 1.26, which leaves the hidden argument of KF_IMPLICIT_ARGS \
              functions in their public prototypes ({first} and {} others).\nBoot another build of \
              this kernel: of Debian's 7.2, those with +deb13 in their name have the fault and those \

@@ -1,8 +1,7 @@
-//! Sets of CPUs as the kernel writes them: lists such as `0-3,8` and masks such
-//! as `ff,ffffffff`.
+//! Sets of CPUs in the kernel's notations: lists such as `0-3,8` and masks such as `ff,ffffffff`.
 //!
-//! Not `scx_utils::Cpumask`: its width is that of the machine it runs on, while
-//! interrupts are tested on machines made of files.
+//! `scx_utils::Cpumask` would not do: it is as wide as the machine it runs on, and the tests move
+//! interrupts of machines that are made of files.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,15 +14,15 @@ use crate::topology::MAX_CPUS;
 pub struct CpuSet(BTreeSet<usize>);
 
 impl CpuSet {
-    /// From a mask: groups of 32 bits in hexadecimal, the highest first.
+    /// Reads a mask: groups of 32 bits in hexadecimal, the highest group first.
     ///
     /// # Errors
-    /// With the group that is no hexadecimal number.
+    /// With the group that is no hexadecimal number; when a CPU is not below [`MAX_CPUS`].
     pub fn from_mask(text: &str) -> Result<CpuSet, String> {
         let mut cpus = BTreeSet::new();
         for (index, group) in text.trim().split(',').rev().enumerate() {
             let bits = u32::from_str_radix(group, 16)
-                .map_err(|_| format!("{group:?} is no part of a mask of CPUs"))?;
+                .map_err(|_| format!("{group:?} is no group of a mask of CPUs"))?;
             let set = (0..32).filter(|bit| bits & (1 << bit) != 0);
             cpus.extend(set.map(|bit| 32 * index + bit));
         }
@@ -33,7 +32,7 @@ impl CpuSet {
         }
     }
 
-    /// As a mask that the kernel reads.
+    /// Returns the set as a mask that the kernel reads.
     pub fn to_mask(&self) -> String {
         let mut groups = vec![0u32; self.0.last().map_or(0, |last| last / 32) + 1];
         for cpu in &self.0 {
@@ -47,7 +46,7 @@ impl CpuSet {
         groups.join(",")
     }
 
-    /// From words of 64 bits, the lowest first.
+    /// Reads words of 64 bits, the lowest first.
     pub fn from_words(words: &[u64]) -> CpuSet {
         let bits = words.iter().enumerate().flat_map(|(index, word)| {
             (0..64)
@@ -57,7 +56,7 @@ impl CpuSet {
         bits.collect()
     }
 
-    /// As words of 64 bits, the lowest first, enough for [`MAX_CPUS`].
+    /// Returns the set as words of 64 bits, the lowest first, enough for [`MAX_CPUS`].
     pub fn to_words(&self) -> [u64; MAX_CPUS / 64] {
         let mut words = [0; MAX_CPUS / 64];
         for cpu in &self.0 {
@@ -66,22 +65,22 @@ impl CpuSet {
         words
     }
 
-    /// The CPUs that are in both.
+    /// Returns the CPUs that are in both sets.
     pub fn and(&self, other: &CpuSet) -> CpuSet {
         CpuSet(self.0.intersection(&other.0).copied().collect())
     }
 
-    /// The CPUs that are in either.
+    /// Returns the CPUs that are in either set.
     pub fn or(&self, other: &CpuSet) -> CpuSet {
         CpuSet(self.0.union(&other.0).copied().collect())
     }
 
-    /// The CPUs that are not in `other`.
+    /// Returns the CPUs that are not in `other`.
     pub fn without(&self, other: &CpuSet) -> CpuSet {
         CpuSet(self.0.difference(&other.0).copied().collect())
     }
 
-    /// Whether there is none.
+    /// Returns whether the set has no CPU.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -93,7 +92,7 @@ impl FromIterator<usize> for CpuSet {
     }
 }
 
-/// From a list such as `0-3,8`; an empty one is the empty set.
+/// Reads a list such as `0-3,8`; an empty list is the empty set.
 impl FromStr for CpuSet {
     type Err = String;
 
@@ -118,6 +117,7 @@ impl FromStr for CpuSet {
     }
 }
 
+/// Returns the message for a CPU that is not below [`MAX_CPUS`].
 fn too_large(cpu: usize) -> String {
     format!(
         "there is no CPU {cpu}; the highest possible is {}",
@@ -125,7 +125,7 @@ fn too_large(cpu: usize) -> String {
     )
 }
 
-/// As the shortest list that the kernel reads.
+/// Writes the shortest list that the kernel reads.
 impl fmt::Display for CpuSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cpus: Vec<_> = self.0.iter().copied().collect();

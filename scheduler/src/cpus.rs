@@ -1,8 +1,8 @@
-//! What each CPU has learned about itself: how long it idles, what its searches for work cost; and how
-//! often it looked at other LLCs for its own.
+//! What each CPU has measured: how long it idles, what its searches for work cost, and how often it
+//! scanned other LLCs on behalf of its own.
 //!
-//! The gate of stealing compares the two. `scx_magpie cpus` shows them, so that one can see why a CPU
-//! does or does not look beyond its last-level cache.
+//! The gate of stealing compares the first two. `scx_magpie cpus` prints them, to show why a CPU
+//! does or does not search beyond its LLC.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -12,32 +12,32 @@ use serde::{Deserialize, Serialize};
 
 use crate::bpf_intf;
 
-/// Distances of searches, near ones first.
-pub const NR_DISTANCES: usize = bpf_intf::magpie_distance_NR_DISTANCES as usize;
+/// The number of distances that a search can have, the nearest first.
+const NR_DISTANCES: usize = bpf_intf::magpie_distance_NR_DISTANCES as usize;
 
-/// One CPU. Averages move by an eighth with each new sample.
+/// The measurements of one CPU. A new sample moves an average by an eighth of the difference.
 #[stat_doc]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, Stats)]
-#[stat(desc = "What a CPU has learned about itself")]
+#[stat(desc = "What a CPU has measured")]
 pub struct CpuStatus {
     #[stat(
-        desc = "Average idle period in ns, each capped at twice the costliest search, but not below 1 ms"
+        desc = "Average idle period in ns; each is capped at twice the costliest search, or 1 ms if that is more"
     )]
     pub avg_idle_ns: u64,
-    #[stat(desc = "Average cost of looking for work at the sibling, ns; 0: never done")]
+    #[stat(desc = "Average cost of a search at the SMT siblings, ns; 0: none made")]
     pub search_sibling_ns: u64,
-    #[stat(desc = "In the LLC")]
+    #[stat(desc = "Average cost of a search in the LLC, ns; 0: none made")]
     pub search_llc_ns: u64,
-    #[stat(desc = "In other LLCs of the node")]
+    #[stat(desc = "Average cost of a search in other LLCs of the node, ns; 0: none made")]
     pub search_node_ns: u64,
-    #[stat(desc = "In other nodes")]
+    #[stat(desc = "Average cost of a search in other nodes, ns; 0: none made")]
     pub search_remote_ns: u64,
-    #[stat(desc = "Looks at other LLCs that it made for its own while it was busy")]
+    #[stat(desc = "Scans of other LLCs that it made on behalf of its own while it was busy")]
     pub turns: u64,
 }
 
 impl CpuStatus {
-    /// From what the BPF side keeps.
+    /// Makes a status of the BPF side's numbers, with the costs by distance.
     pub fn new(avg_idle_ns: u64, search_ns: [u64; NR_DISTANCES], turns: u64) -> CpuStatus {
         let [
             search_sibling_ns,
@@ -56,17 +56,17 @@ impl CpuStatus {
     }
 }
 
-/// All CPUs.
+/// The measurements of all online CPUs.
 #[stat_doc]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, Stats)]
-#[stat(desc = "What CPUs have learned about themselves; ask for the target \"cpus\"")]
+#[stat(desc = "What CPUs have measured; ask for the target \"cpus\"")]
 pub struct CpusStatus {
-    #[stat(desc = "By number")]
+    #[stat(desc = "By CPU number")]
     pub cpus: BTreeMap<usize, CpuStatus>,
 }
 
 impl CpusStatus {
-    /// Writes it as a table.
+    /// Writes a table with a line for each CPU.
     ///
     /// # Errors
     /// When the output cannot be written.

@@ -1,5 +1,5 @@
-//! What else of the host follows the preferred CPUs: device interrupts and
-//! unbound workqueues. And how it was before, so that it is so again after us.
+//! Lets device interrupts and unbound workqueues follow the preferred CPUs, and puts them back at
+//! the end.
 //!
 //! ```text
 //! preferred CPUs change -> originals saved -> files written
@@ -9,12 +9,11 @@
 //!                                or when scx_magpie starts next
 //! ```
 //!
-//! An original is on disk before the first change: at no moment does a crash lose
-//! what there was. The state file says which process it belongs to, so that
-//! nobody restores under the feet of one that lives.
+//! The original content of a file is on disk before the file is changed, so that no crash can lose
+//! it. The state file names the process that wrote it: while that process lives, no other one
+//! restores.
 //!
-//! Files of the kernel are named relative to a root, which the tests make
-//! themselves.
+//! Files of the kernel are named relative to a root, which the tests make themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -31,20 +30,20 @@ use crate::irqbalance::Irqbalance;
 
 const STATE_FILE: &str = "run/scx_magpie/host-state.json";
 
-/// Where unbound workqueues run, as a mask.
+/// The mask of CPUs on which unbound workqueues run.
 const WORKQUEUES: &str = "sys/devices/virtual/workqueue/cpumask";
 
-/// What is on disk while anything is changed.
+/// The content of the state file, which exists while anything is changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Saved {
     owner: Owner,
-    /// The content each changed file had.
+    /// The original content of each changed file.
     files: BTreeMap<String, String>,
-    /// The CPUs that irqbalance was told to avoid before, as a list.
+    /// The CPUs that irqbalance avoided before, as a list.
     irqbalance_banned: Option<String>,
 }
 
-/// A process; the start time tells it from a later one with the same number.
+/// A process. Its start time tells it from a later process with the same number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Owner {
     pid: u32,
@@ -53,32 +52,32 @@ struct Owner {
 }
 
 impl Owner {
-    /// Nothing when there is no such process.
+    /// Returns the process with this number, if there is one.
     fn of(root: &Path, pid: u32) -> Option<Owner> {
         let stat = fs::read_to_string(root.join(format!("proc/{pid}/stat"))).ok()?;
-        // The name before may contain spaces and parentheses.
+        // The fields follow the name, which may contain spaces and parentheses.
         let (_, fields) = stat.rsplit_once(')')?;
         let started = fields.split_whitespace().nth(19)?.parse().ok()?;
         Some(Owner { pid, started })
     }
 
+    /// Returns whether this very process still runs.
     fn is_alive(&self, root: &Path) -> bool {
         Owner::of(root, self.pid).as_ref() == Some(self)
     }
 }
 
-/// The host, as far as it follows. Dropping it restores the host.
+/// The interrupts and workqueues of the host. Dropping it puts them back.
 #[derive(Debug)]
 pub struct HostState {
     root: PathBuf,
     saved: Saved,
-    /// Files that the kernel does not let anybody change, as those of per-CPU and
-    /// managed interrupts.
+    /// Files that nobody can write, as those of per-CPU and managed interrupts.
     fixed: BTreeSet<String>,
 }
 
 impl HostState {
-    /// The host as it is; nothing of it is changed yet.
+    /// Starts with the host as it is, and changes nothing yet.
     ///
     /// # Errors
     /// When this process cannot be found below `root`.
@@ -96,8 +95,8 @@ impl HostState {
         })
     }
 
-    /// Moves interrupts and unbound workqueues to the preferred CPUs. All online
-    /// CPUs preferred means: everything as it was.
+    /// Moves interrupts and unbound workqueues to the preferred CPUs; puts them back if all online
+    /// CPUs are preferred.
     ///
     /// # Errors
     /// When the originals cannot be saved; then nothing is changed.
@@ -136,8 +135,8 @@ impl HostState {
         self.write(&wanted)
     }
 
-    /// What a file contained before us and what it shall contain; nothing if
-    /// nothing is to be written.
+    /// Returns the original content of a file and the content that it shall have, unless the file
+    /// has that already or cannot be written.
     fn plan(&self, file: &str, preferred: &CpuSet) -> Option<(String, String)> {
         if self.fixed.contains(file) {
             return None;
@@ -146,7 +145,7 @@ impl HostState {
         let now = now.trim();
         let original = self.saved.files.get(file).map_or(now, String::as_str);
         let kept = parse(file, original).ok()?.and(preferred);
-        // May run on no preferred CPU: not ours to move.
+        // No preferred CPU was allowed before, so this one stays where it is.
         let target = match kept.is_empty() {
             true => original.to_string(),
             false => format(file, &kept),
@@ -155,7 +154,7 @@ impl HostState {
         (!is_same).then(|| (original.to_string(), target))
     }
 
-    /// Puts the originals of what is about to change on disk, if any is new.
+    /// Saves the originals of the files that are about to be written, unless all are saved already.
     fn remember(
         &mut self,
         wanted: &BTreeMap<String, (String, String)>,
@@ -180,12 +179,13 @@ impl HostState {
         Ok(())
     }
 
+    /// Returns the CPUs that irqbalance avoided before scx_magpie.
     fn banned_before(&self) -> Result<CpuSet> {
         let list = self.saved.irqbalance_banned.as_deref().unwrap_or_default();
         list.parse().map_err(anyhow::Error::msg)
     }
 
-    /// Files that cannot be written are left alone from now on.
+    /// Writes the files. One that cannot be written is left alone from now on.
     fn write(&mut self, wanted: &BTreeMap<String, (String, String)>) -> Result<()> {
         let known = self.saved.files.len();
         let mut moved = 0;
@@ -209,10 +209,10 @@ impl HostState {
         }
     }
 
-    /// Everything as it was before; without effect when nothing is changed.
+    /// Puts everything back to where it was. Does nothing if nothing is changed.
     ///
     /// # Errors
-    /// With what could not be restored; it stays in the state file.
+    /// With the files that could not be restored; they stay in the state file.
     pub fn restore(&mut self) -> Result<()> {
         let result = put_back(&self.root, &mut self.saved);
         if result.is_ok() {
@@ -230,12 +230,11 @@ impl Drop for HostState {
     }
 }
 
-/// Restores what a scx_magpie that is gone has left behind. Says whether there
-/// was anything.
+/// Puts back what a scx_magpie that is gone has moved. Returns whether there was anything.
 ///
 /// # Errors
-/// When the one it belongs to still runs; when the state cannot be read or not
-/// all of it be restored.
+/// When the process that moved it still runs; when the state file cannot be read; when not
+/// everything can be put back.
 pub fn recover(root: &Path) -> Result<bool> {
     let path = root.join(STATE_FILE);
     let text = match fs::read_to_string(&path) {
@@ -245,28 +244,28 @@ pub fn recover(root: &Path) -> Result<bool> {
     };
     let mut saved: Saved = serde_json::from_str(&text).with_context(|| {
         format!(
-            "{} is not what scx_magpie writes. Look at it, restore by hand what it names, and \
+            "{} is not a state file of scx_magpie. Look at it, restore by hand what it names, and \
              remove it",
             path.display()
         )
     })?;
     if saved.owner.is_alive(root) {
         bail!(
-            "scx_magpie runs (process {}) and restores interrupts and workqueues itself when it \
+            "scx_magpie runs (process {}), and puts interrupts and workqueues back itself when it \
              ends; stop it first",
             saved.owner.pid
         );
     }
     put_back(root, &mut saved)?;
     info!(
-        "restored the interrupts and workqueues that process {} had moved",
+        "put back the interrupts and workqueues that process {} had moved",
         saved.owner.pid
     );
     Ok(true)
 }
 
-/// Writes the originals back and forgets those that are; the state file goes
-/// with the last.
+/// Writes the originals back. Those that cannot be written stay in the state file; without any the
+/// file is removed.
 fn put_back(root: &Path, saved: &mut Saved) -> Result<()> {
     if saved.files.is_empty() && saved.irqbalance_banned.is_none() {
         return Ok(());
@@ -275,7 +274,7 @@ fn put_back(root: &Path, saved: &mut Saved) -> Result<()> {
     saved.files.retain(|file, original| {
         match overwrite(&root.join(file.as_str()), original) {
             Ok(()) => false,
-            // The device is gone, and its interrupt with it.
+            // The interrupt vanished with its device.
             Err(error) if error.kind() == ErrorKind::NotFound => false,
             Err(error) => {
                 failures.push(format!("{original:?} to /{file}: {error}"));
@@ -285,7 +284,7 @@ fn put_back(root: &Path, saved: &mut Saved) -> Result<()> {
     });
     if let Some(list) = &saved.irqbalance_banned {
         let banned: CpuSet = list.parse().map_err(anyhow::Error::msg)?;
-        // One that has ended took its bans along.
+        // An irqbalance that has ended keeps no bans.
         match Irqbalance::find(root).map_or(Ok(()), |irqbalance| irqbalance.ban(&banned)) {
             Ok(()) => saved.irqbalance_banned = None,
             Err(error) => failures.push(format!("{error:#}")),
@@ -297,13 +296,14 @@ fn put_back(root: &Path, saved: &mut Saved) -> Result<()> {
     }
     save(root, saved)?;
     bail!(
-        "could not restore where interrupts and workqueues ran, namely writing {}. Try again with \
+        "could not put interrupts and workqueues back; writing failed of {}. Try again with \
          `scx_magpie restore`",
         failures.join("; ")
     )
 }
 
-/// Renamed into place, so that there is always either the old state or the new.
+/// Writes the state file. A new file is renamed into place, so that a crash leaves either the old
+/// state or the new one.
 fn save(root: &Path, saved: &Saved) -> Result<()> {
     let path = root.join(STATE_FILE);
     let next = path.with_extension("new");
@@ -316,13 +316,13 @@ fn save(root: &Path, saved: &Saved) -> Result<()> {
     };
     write().with_context(|| {
         format!(
-            "saving to {} where interrupts and workqueues ran; without it they are not moved",
+            "saving to {} where interrupts and workqueues are; they are not moved without that",
             path.display()
         )
     })
 }
 
-/// Existing files only, in one write, as the kernel wants it.
+/// Overwrites an existing file in one write, because the kernel takes each write as a whole value.
 fn overwrite(path: &Path, content: &str) -> io::Result<()> {
     let mut file = fs::OpenOptions::new()
         .write(true)
@@ -331,6 +331,7 @@ fn overwrite(path: &Path, content: &str) -> io::Result<()> {
     file.write_all(format!("{content}\n").as_bytes())
 }
 
+/// Reads the content of a file: a mask for workqueues, a list for interrupts.
 fn parse(file: &str, text: &str) -> Result<CpuSet, String> {
     match file {
         WORKQUEUES => CpuSet::from_mask(text),
@@ -338,6 +339,7 @@ fn parse(file: &str, text: &str) -> Result<CpuSet, String> {
     }
 }
 
+/// Returns the content that sets a file to these CPUs.
 fn format(file: &str, cpus: &CpuSet) -> String {
     match file {
         WORKQUEUES => cpus.to_mask(),

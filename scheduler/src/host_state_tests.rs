@@ -1,4 +1,5 @@
-//! Following and restoring, on a host made of files.
+//! How interrupts and workqueues follow the preferred CPUs and are put back, on a host made of
+//! files.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -6,14 +7,14 @@ use std::sync::mpsc;
 
 use super::*;
 
-/// Not the process of the test, and never a real one.
+/// The number of a process that does not exist.
 const DEAD: u32 = 0x7fff_fff0;
 
 struct Fake(tempfile::TempDir);
 
 impl Fake {
-    /// Eight CPUs; interrupts anywhere, on some CPUs only, and one that cannot be
-    /// written.
+    /// Makes a host of eight CPUs, with an interrupt that may be served anywhere, two that may be
+    /// served on some CPUs, and one whose affinity cannot be written.
     fn new() -> Fake {
         let fake = Fake(tempfile::tempdir().unwrap());
         fake.process(std::process::id(), 100);
@@ -51,7 +52,7 @@ impl Fake {
         text.trim().to_string()
     }
 
-    /// Of the interrupts 9 to 11, and of the workqueues.
+    /// Returns the CPUs of interrupts 9 to 11, and of the workqueues.
     fn state(&self) -> [String; 4] {
         [
             self.read("proc/irq/9/smp_affinity_list"),
@@ -80,11 +81,11 @@ fn what_may_run_on_preferred_cpus_follows_and_comes_back() {
     assert!(fake.state() == BEFORE && !fake.has_state_file());
 
     host.follow(&cpus("0-1"), &cpus("0-7")).unwrap();
-    // 6-7 holds no preferred CPU: not ours to move.
+    // Interrupt 11 may be served on CPUs 6-7 alone, and neither is preferred: it stays.
     assert_eq!(fake.state(), ["0-1", "1", "6-7", "00000003"]);
     assert!(fake.has_state_file());
 
-    // From the originals, not from what the last change left.
+    // The new affinity comes from the original one, not from that of the last change.
     host.follow(&cpus("2-6"), &cpus("0-7")).unwrap();
     assert_eq!(fake.state(), ["2-6", "2-5", "6", "0000007c"]);
 
@@ -109,12 +110,12 @@ fn a_process_that_was_killed_is_recovered_from() {
     host.follow(&cpus("0-1"), &cpus("0-7")).unwrap();
     std::mem::forget(host);
 
-    // It lives: it will restore the host itself.
+    // The process that moved them lives, and will put them back itself.
     let error = recover(fake.root()).unwrap_err().to_string();
     assert!(error.contains("stop it first"), "{error}");
     assert_eq!(fake.state()[0], "0-1");
 
-    // Another process with the same number is not the one.
+    // A later process has the same number, but another start time.
     fake.process(std::process::id(), 200);
     assert!(recover(fake.root()).unwrap());
     assert!(fake.state() == BEFORE && !fake.has_state_file());
@@ -187,7 +188,7 @@ fn a_damaged_state_file_is_named() {
     assert!(error.contains("host-state.json") && error.contains("remove it"));
 }
 
-/// Answers as irqbalance does; what it was asked arrives at the receiver.
+/// Answers as irqbalance does, and sends each request to the returned receiver.
 fn irqbalance(fake: &Fake, pid: u32, banned: &'static str) -> mpsc::Receiver<String> {
     fake.process(pid, 300);
     let folder = fake.root().join("run/irqbalance");
@@ -226,7 +227,7 @@ fn irqbalance_is_told_instead_of_writing_interrupts() {
     assert_eq!(next(&asked), "settings cpus 2-7");
     assert_eq!(fake.state(), ["0-7", "1-5", "6-7", "00000003"]);
     host.follow(&cpus("0-3,7"), &cpus("0-7")).unwrap();
-    // What it avoided before, it avoids still.
+    // CPUs that irqbalance avoided before stay banned.
     assert_eq!(next(&asked), "settings cpus 4-7");
     drop(host);
     assert_eq!(next(&asked), "settings cpus 7");

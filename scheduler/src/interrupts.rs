@@ -1,15 +1,14 @@
-//! The device interrupts of the host, where no irqbalance takes care of them.
+//! The device interrupts of the host, for hosts without irqbalance.
 //!
-//! Each has a file with the list of CPUs that may serve it. Some of these files
-//! cannot be written: interrupts that belong to one CPU, and those whose
-//! affinity the kernel manages itself. Which ones is known only by trying.
+//! Each interrupt has a file with the list of CPUs that may serve it. The file cannot be written if
+//! the interrupt belongs to one CPU or if the kernel manages its affinity itself; only a try tells.
 
 use std::fs;
 use std::path::Path;
 
 const INTERRUPTS: &str = "proc/irq";
 
-/// The affinity files of all interrupts, relative to `root`.
+/// Returns the affinity files of all interrupts, relative to `root`.
 pub fn affinity_files(root: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(root.join(INTERRUPTS)) else {
         return Vec::new();

@@ -1,11 +1,10 @@
 //! irqbalance, the daemon that spreads device interrupts over CPUs.
 //!
-//! Where it runs, whoever writes affinities beside it is overruled within
-//! seconds. So it is told which CPUs to avoid, over the socket that its own user
-//! interface uses (COMMUNICATION.md of its sources): `setup` answers with the
-//! CPUs it avoids, `settings cpus LIST` replaces them, `settings cpus NULL` goes
-//! back to its own configuration. One request a connection; the credentials of
-//! the sender must be root's.
+//! irqbalance overwrites within seconds any affinity that another program has written. So
+//! scx_magpie tells it which CPUs to avoid ("ban"), over the socket of its user interface
+//! (COMMUNICATION.md of its sources): `setup` answers with the banned CPUs, `settings cpus LIST`
+//! replaces them, and `settings cpus NULL` returns to its own configuration. A connection carries
+//! one request; the sender's credentials must be root's.
 
 use std::fs;
 use std::io::{IoSlice, Read};
@@ -29,7 +28,7 @@ pub struct Irqbalance {
 }
 
 impl Irqbalance {
-    /// Nothing where none runs; a socket that a dead one has left does not count.
+    /// Returns the running irqbalance. A socket of a process that is gone does not count.
     pub fn find(root: &Path) -> Option<Irqbalance> {
         fs::read_dir(root.join(FOLDER))
             .ok()?
@@ -46,10 +45,10 @@ impl Irqbalance {
             })
     }
 
-    /// The CPUs it avoids now.
+    /// Returns the CPUs that irqbalance avoids now.
     ///
     /// # Errors
-    /// When it does not answer in time, or not what is expected.
+    /// When irqbalance does not answer in time, or its answer has no mask of banned CPUs.
     pub fn banned(&self) -> Result<CpuSet> {
         let answer = self.ask("setup")?;
         let mask = answer
@@ -61,11 +60,11 @@ impl Irqbalance {
             .with_context(|| format!("irqbalance answered {answer:?}"))
     }
 
-    /// Replaces the CPUs it avoids; with none its own configuration holds again.
-    /// It acts on that within its interval, usually 10 s.
+    /// Replaces the CPUs that irqbalance avoids; the empty set returns to its own configuration. It
+    /// moves interrupts within its interval, usually 10 s.
     ///
     /// # Errors
-    /// When it cannot be reached.
+    /// When irqbalance cannot be reached.
     pub fn ban(&self, cpus: &CpuSet) -> Result<()> {
         let list = match cpus.is_empty() {
             true => "NULL".to_string(),
@@ -74,7 +73,8 @@ impl Irqbalance {
         self.ask(&format!("settings cpus {list}")).map(|_| ())
     }
 
-    /// Reads until the end, which tells that the request was handled.
+    /// Sends a request and returns the answer. irqbalance closes the connection when it has handled
+    /// the request, so the end of the answer is awaited even where the answer is empty.
     fn ask(&self, request: &str) -> Result<String> {
         let mut answer = String::new();
         let mut ask = || -> std::io::Result<()> {

@@ -1,26 +1,26 @@
-//! Keeps the end of what libbpf says.
+//! Keeps the last messages of libbpf.
 //!
-//! Without its print callback libbpf turns every failure into a bare error
-//! number; with it, a verifier log of thousands of lines buries the reason. So
-//! everything goes to the debug log, and the last lines are kept for the one
-//! case in which they matter.
+//! Without a print callback libbpf turns every failure into a bare error number; with one, a
+//! verifier log of thousands of lines buries the reason. So all messages go to the debug log, and
+//! the last warnings are kept for a failed load.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
 use libbpf_rs::{PrintLevel, set_print};
 
-/// The reason stands at the end of the verifier's log.
+/// How many lines are kept. The reason stands at the end of the verifier's log.
 const KEPT_LINES: usize = 40;
 
 static TAIL: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 
-/// Starts keeping; call it before anything is opened.
+/// Starts to keep messages. Messages before this call are lost, so call it before opening an
+/// object.
 pub fn keep() {
     set_print(Some((PrintLevel::Debug, keep_message)));
 }
 
-/// The last lines, oldest first.
+/// Returns the last warnings, oldest line first.
 pub fn tail() -> Vec<String> {
     TAIL.lock()
         .unwrap_or_else(PoisonError::into_inner)
@@ -29,9 +29,10 @@ pub fn tail() -> Vec<String> {
         .collect()
 }
 
+/// Receives each message of libbpf: logs it at debug level, and keeps it if it is a warning.
 fn keep_message(level: PrintLevel, message: String) {
     log::debug!("{}", message.trim_end());
-    // Its debug messages tell each step; only warnings tell why it failed.
+    // Debug messages report each step; only warnings say why a step failed.
     if level != PrintLevel::Warn {
         return;
     }

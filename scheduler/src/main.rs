@@ -1,40 +1,52 @@
-//! scx_magpie, a sched_ext CPU scheduler: it finds work for idle CPUs, and idle
-//! CPUs for work, at the least cost.
+//! scx_magpie, a sched_ext CPU scheduler: it finds work for idle CPUs, and idle CPUs for work, at
+//! the least cost.
 //!
-//! This file is the whole program: options, check of the host, load, attach,
-//! serve, report of the exit. The scheduling itself is in `bpf/`, and
-//! `bpf/main.bpf.c` is the place to start reading it.
+//! This file is the whole program: options, check of the host, load, attach, serve, report of the
+//! exit. The scheduling itself is in `bpf/`; begin there with `bpf/main.bpf.c`.
 //!
 //! | file | concern |
 //! |---|---|
-//! | `options.rs` | command line and configuration file |
-//! | `check.rs` | can it run here; what to tell when not |
-//! | `topology.rs` | where each CPU is, in the form the BPF side searches |
-//! | `scheduler.rs` | the life of the BPF object |
-//! | `stats.rs` | what it did, as numbers and as sentences |
-//! | `cpus.rs` | what each CPU has learned about itself |
+//! | `options.rs`, `flags.rs` | the command line |
+//! | `configuration.rs` | the configuration file, and how it combines with the command line |
+//! | `mechanisms.rs` | the mechanisms, their files and switches |
+//! | `check.rs` | whether the scheduler can run here, and the remedy where it cannot |
+//! | `readiness.rs` | `scx_magpie check`: also which mechanisms would be active |
+//! | `virtual_machine.rs` | whether there is a host that can take CPU time away |
+//! | `topology.rs` | where each CPU is, in the form that the BPF side searches |
+//! | `load.rs` | settings and topology into the BPF object, and its load |
+//! | `scheduler.rs` | the running scheduler: attach, serve, take down |
+//! | `readings.rs` | the BPF side's memory, read |
+//! | `counters.rs` | events, as numbers and as sentences |
+//! | `cpus.rs` | what each CPU has measured |
 //! | `cgroups.rs` | what each cgroup gets |
-//! | `preferred.rs` | preferred CPUs: words for them, and their status |
+//! | `stats.rs` | all of these over scx_stats, server and client |
+//! | `preferred.rs` | preferred CPUs: options, requests, status |
 //! | `preferred_bpf.rs` | their settings and status in the kernel |
-//! | `virtual_machine.rs` | whether there is a host that can be short of CPUs |
 //! | `host_state.rs` | what follows the preferred CPUs, and how it was before |
 //! | `interrupts.rs`, `irqbalance.rs` | device interrupts, without and with the daemon |
-//! | `cpu_set.rs` | sets of CPUs as the kernel writes them |
-//! | `libbpf_log.rs` | the end of what libbpf says, for load failures |
+//! | `cpu_set.rs` | sets of CPUs in the kernel's notations |
+//! | `libbpf_log.rs` | the end of libbpf's messages, for load failures |
 
 mod bpf_intf;
 mod bpf_skel;
 mod cgroups;
 mod check;
+mod configuration;
+mod counters;
 mod cpu_set;
 mod cpus;
+mod flags;
 mod host_state;
 mod interrupts;
 mod irqbalance;
 mod libbpf_log;
+mod load;
+mod mechanisms;
 mod options;
 mod preferred;
 mod preferred_bpf;
+mod readiness;
+mod readings;
 mod scheduler;
 mod stats;
 mod topology;
@@ -49,16 +61,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use log::{info, warn};
 use serde::Serialize;
 use simplelog::{ColorChoice, ConfigBuilder, LevelFilter, TermLogger, TerminalMode};
 
 use check::Host;
-use options::{Action, Options, print_completions, print_manual};
+use options::{Action, print_completions, print_manual};
 use preferred::Change;
+use readiness::Readiness;
 use scheduler::Scheduler;
 
+/// Prints the reason and exits with 1 on any error.
 fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
@@ -69,8 +83,9 @@ fn main() -> ExitCode {
     }
 }
 
+/// Runs the scheduler until it ends, or does what the options ask for instead.
 fn run() -> Result<()> {
-    let options = Options::read()?;
+    let options = configuration::read_options()?;
     if let Some(action) = options.action {
         return act(action);
     }
@@ -85,7 +100,7 @@ fn run() -> Result<()> {
         return stats::monitor(Duration::from_secs_f64(interval));
     }
 
-    start_logging(options.settings.verbose)?;
+    start_logging(options.settings.log.verbose)?;
     let stop = stop_on_signal()?;
     let host = Host::default();
     host.check()?;
@@ -96,7 +111,7 @@ fn run() -> Result<()> {
 
     loop {
         let mut object = MaybeUninit::uninit();
-        let skel = scheduler::load(&options.settings, &mut object)?;
+        let skel = load::load(&options.settings, &mut object)?;
         let exit = Scheduler::attach(skel)?.serve(&stop)?;
         if !exit.should_restart() || stop.load(Ordering::Relaxed) {
             return Ok(());
@@ -105,7 +120,7 @@ fn run() -> Result<()> {
     }
 }
 
-/// Everything but starting the scheduler.
+/// Carries out a command that does not start the scheduler.
 fn act(action: Action) -> Result<()> {
     match action {
         Action::Preferred { change, json } => tell_preferred(&change.into(), json),
@@ -116,6 +131,14 @@ fn act(action: Action) -> Result<()> {
         Action::Cgroups { json } => {
             let status = stats::cgroups()?;
             print(&status, json, |output| status.tell(output))
+        }
+        Action::Check { json } => {
+            let readiness = Readiness::examine(&configuration::read_settings()?)?;
+            print(&readiness, json, |output| readiness.tell(output))?;
+            match readiness.can_run {
+                true => Ok(()),
+                false => bail!("cannot run here"),
+            }
         }
         Action::Restore => {
             start_logging(false)?;
@@ -129,6 +152,7 @@ fn act(action: Action) -> Result<()> {
     }
 }
 
+/// Changes which CPUs are preferred, and prints the status after it.
 fn tell_preferred(change: &Change, json: Option<PathBuf>) -> Result<()> {
     let status = stats::preferred(change)?;
     let Some(file) = json else {
@@ -137,7 +161,7 @@ fn tell_preferred(change: &Change, json: Option<PathBuf>) -> Result<()> {
     write_json(&status, &file)
 }
 
-/// To standard output, as JSON or as `tell` does.
+/// Prints a status to standard output, as JSON or in the words of `tell`.
 fn print(
     status: &impl Serialize,
     json: bool,
@@ -149,7 +173,7 @@ fn print(
     }
 }
 
-/// To a file, or to standard output if it is called `-`.
+/// Writes a status as JSON to a file, or to standard output if the file is called `-`.
 fn write_json(status: &impl Serialize, file: &Path) -> Result<()> {
     let text = serde_json::to_string(status)? + "\n";
     match file.to_str() {
@@ -158,6 +182,7 @@ fn write_json(status: &impl Serialize, file: &Path) -> Result<()> {
     }
 }
 
+/// Starts the log on standard error. Messages of libbpf and the verifier are kept for failures.
 fn start_logging(verbose: bool) -> Result<()> {
     let level = if verbose {
         LevelFilter::Debug
@@ -170,7 +195,7 @@ fn start_logging(verbose: bool) -> Result<()> {
         .set_thread_level(LevelFilter::Off)
         .set_location_level(LevelFilter::Off)
         .build();
-    // simplelog's own Auto colours files, too.
+    // Auto alone would also colour a file.
     let colours = match io::stderr().is_terminal() {
         true => ColorChoice::Auto,
         false => ColorChoice::Never,
@@ -180,7 +205,7 @@ fn start_logging(verbose: bool) -> Result<()> {
     Ok(())
 }
 
-/// Set by SIGINT, SIGTERM and SIGHUP.
+/// Returns a flag that SIGINT, SIGTERM and SIGHUP set.
 fn stop_on_signal() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let seen = stop.clone();
@@ -189,11 +214,12 @@ fn stop_on_signal() -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// The thread is never waited for: it may sleep for a whole interval.
+/// Prints statistics from a thread of its own. Nothing waits for that thread, because it may sleep
+/// for a whole interval.
 fn monitor_in_background(interval: Duration) {
     std::thread::spawn(move || {
         if let Err(error) = stats::monitor(interval) {
-            warn!("no more statistics: {error:#}");
+            warn!("statistics end here: {error:#}");
         }
     });
 }

@@ -1,11 +1,8 @@
-//! Preferred CPUs, seen by the user: what can be chosen and changed, and what
-//! the running scheduler says of it.
+//! Preferred CPUs as the user sees them: options, changes while the scheduler runs, status.
 //!
-//! The decisions are made in the kernel, in `bpf/preferred.bpf.h`. Here are the
-//! words for them, the same on the command line, in the configuration file and
-//! between `scx_magpie preferred` and the running instance, which talk over
-//! scx_stats: a request for `preferred` may carry a [`Change`], and is answered
-//! with the [`PreferredStatus`] after it.
+//! The BPF side decides which CPUs are preferred. This file has the words for it, which are the
+//! same on the command line, in the configuration file and over scx_stats. There a request for
+//! `preferred` may carry a [`Change`], and the answer is the [`PreferredStatus`] after it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,19 +21,19 @@ use crate::bpf_intf::{
 };
 use crate::cpu_set::CpuSet;
 
-/// Which CPUs are preferred.
+/// A choice of preferred CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Preferred {
-    /// As many as the governor says.
+    /// As many CPUs as the governor says.
     Auto,
-    /// All.
+    /// All CPUs.
     Off,
-    /// These.
+    /// These CPUs.
     Cpus(CpuSet),
 }
 
 impl Preferred {
-    /// As the BPF side calls it.
+    /// Returns the BPF side's `enum preferred_mode`.
     pub fn mode(&self) -> u32 {
         match self {
             Preferred::Auto => MODE_AUTO,
@@ -72,42 +69,42 @@ impl fmt::Display for Preferred {
     }
 }
 
-/// How the number of cores follows the time that the host takes. In the order of
-/// `enum governor_kind` in `bpf/portable/governor.h`.
+/// How the number of cores follows the time that the host takes, in the order of the BPF side's
+/// `enum governor_kind`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Governor {
-    /// One core less or more each period
+    /// Give up or take back one core each period
     Step,
-    /// At once as few as the host gives; back by 1, 2, 4, ...
+    /// Go down at once to as many cores as the host gives, and back up by 1, 2, 4, ...
     Direct,
 }
 
 impl Governor {
-    /// As the BPF side calls it.
+    /// Returns the BPF side's `enum governor_kind`.
     pub fn kind(self) -> u32 {
         self as u32
     }
 
-    /// As on the command line.
+    /// Returns its name on the command line.
     fn name(self) -> String {
         let value = self.to_possible_value();
         value.map_or(String::new(), |value| value.get_name().to_string())
     }
 }
 
-/// How the time that the host takes is known.
+/// How the scheduler learns the time that the host takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum StealSource {
-    /// The kernel's counter once it has counted anything, else the estimate
+    /// Use the kernel's counter once it has counted anything, else the estimate
     Auto,
-    /// The kernel's counter: right where the hypervisor feeds it, else always zero
+    /// Use the kernel's counter: right if the hypervisor feeds it, else always zero
     Kernel,
-    /// Ticks of busy CPUs that come late
+    /// Estimate the time from late ticks of busy CPUs
     Estimate,
 }
 
 impl StealSource {
-    /// As the BPF side calls it.
+    /// Returns the BPF side's `enum steal_source`.
     pub fn number(self) -> u32 {
         match self {
             StealSource::Auto => SOURCE_AUTO,
@@ -117,32 +114,35 @@ impl StealSource {
     }
 }
 
-/// When and how the number of preferred cores changes; also while it runs.
+/// When and how the number of preferred cores changes. All of it can be changed while the scheduler
+/// runs.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Knobs {
-    /// How often the number of cores is decided, in milliseconds [default: 1000]
+    /// Decide the number of cores this often, in milliseconds [default: 1000]
     ///
-    /// Sooner, down to an eighth of that, when the host takes ten times as much as
-    /// --high allows.
+    /// It is decided sooner, down to an eighth of that time, when the host takes ten times as much
+    /// as --high allows.
     #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(10..=60_000))]
     pub period: Option<u64>,
 
-    /// Steal time above which fewer cores are used, in 1/100 of a percent [default: 200]
+    /// Set the steal time above which fewer cores are used, in 1/100 of a percent [default: 200]
     #[arg(long, value_name = "RATIO", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub high: Option<u32>,
 
-    /// Steal time below which more cores are used, in 1/100 of a percent [default: 100]
+    /// Set the steal time below which more cores are used, in 1/100 of a percent [default: 100]
     #[arg(long, value_name = "RATIO", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub low: Option<u32>,
 
-    /// How the number of cores follows the time that the host takes [default: direct]
+    /// Choose how the number of cores follows the time that the host takes [default: direct]
     #[arg(long, value_name = "GOVERNOR")]
     pub governor: Option<Governor>,
 }
 
 impl Knobs {
+    /// Checks the thresholds, where `high` and `low` stand for those that are not given.
+    ///
     /// # Errors
-    /// When `low`, where not given as it is now, would be above `high`.
+    /// When the lower threshold would be above the upper one, with the remedy.
     pub fn check(&self, high: u32, low: u32) -> Result<(), String> {
         let (high, low) = (self.high.unwrap_or(high), self.low.unwrap_or(low));
         match low <= high {
@@ -154,17 +154,17 @@ impl Knobs {
     }
 }
 
-/// What a client asks to be different from now on.
+/// What a client wants to change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// Which CPUs are preferred.
     pub set: Option<Preferred>,
-    /// The knobs that are given.
+    /// When and how their number changes, as far as given.
     pub knobs: Knobs,
 }
 
 impl Change {
-    /// As arguments of a request over scx_stats.
+    /// Returns the change as arguments of a request over scx_stats.
     pub fn to_arguments(&self) -> Vec<(String, String)> {
         let governor = self.knobs.governor.map(Governor::name);
         [
@@ -179,11 +179,11 @@ impl Change {
         .collect()
     }
 
-    /// From the arguments of a request over scx_stats.
+    /// Reads the arguments of a request over scx_stats. The client may be any program, so the rules
+    /// of the command line are applied to them.
     ///
     /// # Errors
-    /// With the argument that is unknown or has a wrong value. The same rules
-    /// hold as on the command line: the client may be any program.
+    /// With the argument that is unknown or has a wrong value.
     pub fn from_arguments(arguments: &BTreeMap<String, String>) -> Result<Change, String> {
         let own = arguments.iter().filter(|(name, _)| *name != "target");
         let options = own.map(|(name, value)| format!("--{name}={value}"));
@@ -198,10 +198,10 @@ impl Change {
     }
 }
 
-/// A change as options.
+/// A change as options of `scx_magpie preferred`.
 #[derive(Args, Clone, Debug)]
 pub struct ChangeOptions {
-    /// Which CPUs are preferred: auto, off (all) or a list such as 0-3,8
+    /// Prefer these CPUs: auto, off (all) or a list such as 0-3,8
     #[arg(long, value_name = "auto|off|CPUS")]
     pub set: Option<Preferred>,
 
@@ -219,34 +219,34 @@ impl From<ChangeOptions> for Change {
     }
 }
 
-/// What is preferred now, and why.
+/// The preferred CPUs, and why these.
 #[stat_doc]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, Stats)]
 #[stat(desc = "Preferred CPUs; ask for the target \"preferred\"")]
 pub struct PreferredStatus {
-    #[stat(desc = "CPUs that tasks use if their affinity allows")]
+    #[stat(desc = "Preferred CPUs, as a list")]
     pub preferred: String,
-    #[stat(desc = "Online CPUs")]
+    #[stat(desc = "Online CPUs, as a list")]
     pub online: String,
     #[stat(desc = "auto, set (by the user) or off")]
     pub mode: String,
     #[stat(desc = "step or direct")]
     pub governor: String,
-    #[stat(desc = "How the host's share is known: kernel, estimate, or none yet")]
+    #[stat(desc = "How steal time is known: kernel, estimate, or none yet")]
     pub source: String,
     #[stat(desc = "1 if the kernel has ever counted steal time, else 0")]
     pub kernel_counts: u64,
     #[stat(desc = "Share of the preferred CPUs' time that the host took, percent")]
     pub steal_percent: f64,
-    #[stat(desc = "Cores busy, as far as the guest sees")]
+    #[stat(desc = "Cores that were busy, as the guest sees it")]
     pub wanted_cores: f64,
-    #[stat(desc = "Cores that the host really gave")]
+    #[stat(desc = "Cores that the host gave")]
     pub given_cores: f64,
-    #[stat(desc = "What the last period did to the number of cores: -1, 0, 1")]
+    #[stat(desc = "Direction of the number of cores in the last period: -1, 0, 1")]
     pub direction: i64,
     #[stat(desc = "Changes of the number of cores since the start")]
     pub changes: u64,
-    #[stat(desc = "Tasks sent away from CPUs that are not preferred, since the start")]
+    #[stat(desc = "Tasks moved away from CPUs that are not preferred, since the start")]
     pub moved_away: u64,
     #[stat(desc = "Milliseconds between two decisions")]
     pub period: u64,
@@ -257,7 +257,7 @@ pub struct PreferredStatus {
 }
 
 impl PreferredStatus {
-    /// Writes it as sentences.
+    /// Writes the status as sentences, with the source of the steal time.
     ///
     /// # Errors
     /// When the output cannot be written.
@@ -295,12 +295,13 @@ impl PreferredStatus {
         )
     }
 
+    /// Says how much time the host took and how that is known; gives no number where there is none.
     fn steal_sentence(&self) -> String {
         let percent = self.steal_percent;
         match (self.source.as_str(), self.kernel_counts != 0) {
             ("kernel", true) => format!("{percent:.2} %, counted by the kernel"),
-            ("kernel", false) => "unknown: the kernel's counter was asked for, and has never counted \
-                                  any. Use --steal-source auto where the hypervisor does not expose it"
+            ("kernel", false) => "unknown: the kernel's counter was chosen, and has counted none so far. \
+                                  Use --steal-source auto if the hypervisor does not expose steal time"
                 .into(),
             ("estimate", true) => {
                 format!("{percent:.2} %, an estimate from late ticks (the kernel counts, too)")
@@ -313,7 +314,7 @@ impl PreferredStatus {
     }
 }
 
-/// The BPF side's numbers as words.
+/// Returns the word for a `enum preferred_mode`.
 pub fn mode_name(mode: u32) -> &'static str {
     match mode {
         MODE_AUTO => "auto",
@@ -322,14 +323,14 @@ pub fn mode_name(mode: u32) -> &'static str {
     }
 }
 
-/// The BPF side's numbers as words.
+/// Returns the name of a `enum governor_kind`.
 pub fn governor_name(kind: u32) -> String {
     let known = Governor::value_variants();
     let found = known.iter().find(|governor| governor.kind() == kind);
     found.map_or(kind.to_string(), |governor| governor.name())
 }
 
-/// The source that is in use; before the first period there is none.
+/// Returns the word for the `enum steal_source` in use; before the first period there is none.
 pub fn source_name(source: u32) -> &'static str {
     match source {
         SOURCE_KERNEL => "kernel",

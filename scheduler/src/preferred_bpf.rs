@@ -1,12 +1,11 @@
-//! Preferred CPUs on the BPF side: settings written, status read.
+//! Writes the settings of preferred CPUs to the BPF side, and reads their status.
 //!
-//! Both are plain memory that is mapped here and into the kernel. The BPF side
-//! reads the settings each period, and at once when `apply_settings` is run; a
-//! half-written change that it may see in between is put right then.
+//! Both are plain memory that is mapped here and in the kernel. The BPF side reads the settings
+//! each period, and at once when `apply_settings` is run. It may see half of a change in between;
+//! the run of `apply_settings` after the change puts that right.
 
 use std::fs;
 use std::io;
-use std::ptr;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -16,14 +15,15 @@ use libbpf_rs::{ProgramInput, ProgramMut};
 use crate::bpf_skel::types;
 use crate::cpu_set::CpuSet;
 use crate::preferred::{Change, Preferred, PreferredStatus, governor_name, mode_name, source_name};
+use crate::readings::read;
 
-/// For the kernel's timer to run; on an overcommitted host it can be late.
+/// How long to wait for the kernel's timer, which can be late on an overcommitted host.
 const APPLY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The CPUs that are online now.
+/// Returns the CPUs that are online now.
 ///
 /// # Errors
-/// When sysfs does not say.
+/// When sysfs cannot be read.
 pub fn online_cpus() -> Result<CpuSet> {
     const FILE: &str = "/sys/devices/system/cpu/online";
     let text = fs::read_to_string(FILE).with_context(|| format!("reading {FILE}"))?;
@@ -32,7 +32,7 @@ pub fn online_cpus() -> Result<CpuSet> {
         .with_context(|| format!("reading {FILE}"))
 }
 
-/// Writes a change to the settings, or nothing of it.
+/// Writes a change to the settings as a whole, or not at all.
 ///
 /// # Errors
 /// When none of the CPUs is online, or the thresholds cross, with the remedy.
@@ -66,15 +66,13 @@ pub fn write(
     Ok(())
 }
 
-/// Makes the BPF side look at its settings now. Its timer does that, an instant
-/// later; this waits until it has, so that a status asked for next is true.
+/// Makes the BPF side act on its settings now. Its timer does so a moment later; this waits until
+/// then, so that a status read next is true.
 ///
 /// # Errors
 /// When the kernel does not run the program.
 pub fn apply(program: &ProgramMut, bss: &types::bss) -> Result<()> {
-    // SAFETY: points into the mapped map, valid and aligned as long as it is
-    // mapped; an aligned word that the kernel writes is read whole.
-    let applied = || unsafe { ptr::read_volatile(&bss.preferred_status.applied) };
+    let applied = || read(&bss.preferred_status.applied);
     let before = applied();
     let output = program
         .test_run(ProgramInput::default())
@@ -93,32 +91,19 @@ pub fn apply(program: &ProgramMut, bss: &types::bss) -> Result<()> {
     Ok(())
 }
 
-/// The online CPUs that are preferred: all unless some are withheld.
+/// Returns the online CPUs that are preferred: all of them unless some are withheld.
 pub fn preferred_cpus(bss: &types::bss, online: &CpuSet) -> CpuSet {
-    // SAFETY: both point into the mapped map, valid and aligned as long as it is
-    // mapped. The kernel writes them at the same time: words may be of different
-    // moments, and the next look sees what they have become.
-    let (withheld, bits) = unsafe {
-        (
-            ptr::read_volatile(&bss.preferred_status.withheld),
-            ptr::read_volatile(&bss.preferred_bits),
-        )
-    };
+    let withheld = read(&bss.preferred_status.withheld);
+    let bits = read(&bss.preferred_bits);
     match withheld {
         0 => online.clone(),
         _ => CpuSet::from_words(&bits).and(online),
     }
 }
 
-/// What is preferred now, and why.
+/// Returns the preferred CPUs and why these, without [`PreferredStatus::moved_away`].
 pub fn status(bss: &types::bss, data: &types::data, online: &CpuSet) -> PreferredStatus {
-    // SAFETY: as above; both are plain numbers.
-    let (status, settings) = unsafe {
-        (
-            ptr::read_volatile(&bss.preferred_status),
-            ptr::read_volatile(&data.preferred_settings),
-        )
-    };
+    let (status, settings) = (read(&bss.preferred_status), read(&data.preferred_settings));
     PreferredStatus {
         preferred: preferred_cpus(bss, online).to_string(),
         online: online.to_string(),

@@ -1,286 +1,113 @@
-//! What the scheduler did, as numbers for tools and as sentences for people.
+//! Statistics over scx_stats, the protocol of the other sched_ext schedulers: scxtop and the usual
+//! tools read them.
 //!
-//! The BPF side counts events per CPU; [`Metrics`] has one field for each event,
-//! summed over the CPUs. They are served over scx_stats, the protocol of the
-//! other sched_ext schedulers, so scxtop and the usual tools read them. Five
-//! things can be asked for: `top`, what happened since this client asked last;
-//! `totals`, what happened since the scheduler started; `preferred`, which CPUs
-//! are preferred, after a change if the request carries one; `cpus`, what each CPU
-//! has learned; `cgroups`, what each cgroup gets.
+//! A client names one of five targets:
 //!
-//! A new event needs one line in [`metrics!`]; the build fails until it is there.
+//! | target | answer |
+//! |---|---|
+//! | `top` | what happened since this client's last request ([`Metrics`]) |
+//! | `totals` | what happened since the scheduler started ([`Metrics`]) |
+//! | `preferred` | which CPUs are preferred, after the change that the request may carry |
+//! | `cpus` | what each CPU has measured |
+//! | `cgroups` | what each cgroup gets |
+//!
+//! The server's threads have no access to the BPF object. They send a [`Request`] to the thread
+//! that owns it (`scheduler.rs`), which sends back an [`Answer`].
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use crossbeam::channel::{Receiver, Sender};
 use scx_stats::prelude::*;
-use scx_stats_derive::{Stats, stat_doc};
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
-use crate::bpf_intf;
 use crate::cgroups::{CgroupStatus, CgroupsStatus};
+use crate::counters::Metrics;
 use crate::cpus::{CpuStatus, CpusStatus};
 use crate::preferred::{Change, PreferredStatus};
 
-/// Events the BPF side counts.
-pub const NR_EVENTS: usize = bpf_intf::magpie_event_NR_EVENTS as usize;
-
-/// How long a client waits for the running scheduler's answer. In a guest that its host holds back,
-/// both share what is left with everything else, and five seconds were sometimes not enough.
+/// How long a client waits for the running scheduler's answer. In a guest that its host holds back
+/// five seconds were sometimes too short, because both share the CPU time that is left.
 const ANSWER_TIMEOUT_MS: u64 = 30_000;
 
-/// Around the reason of a refusal, which scx_stats buries in the error's debug
-/// form.
+/// Marks the reason of a refusal, which scx_stats buries in the error's debug form.
 const REFUSAL: &str = "<<>>";
-
-macro_rules! metrics {
-    ($($field:ident = $event:ident, $description:literal;)*) => {
-        /// How often each event happened, all CPUs together.
-        #[stat_doc]
-        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, Stats)]
-        #[stat(top, desc = "Events since the last request")]
-        pub struct Metrics {
-            $(#[stat(desc = $description)] pub $field: u64,)*
-        }
-
-        impl Metrics {
-            /// From counts in the order of `enum magpie_event`.
-            pub fn from_events(events: &[u64; NR_EVENTS]) -> Metrics {
-                Metrics { $($field: events[bpf_intf::$event as usize],)* }
-            }
-
-            /// What happened since an earlier reading.
-            pub fn since(&self, earlier: &Metrics) -> Metrics {
-                Metrics { $($field: self.$field.wrapping_sub(earlier.$field),)* }
-            }
-        }
-
-        // An event without a line above would never be seen.
-        const _: () = assert!([$(stringify!($field)),*].len() == NR_EVENTS);
-    };
-}
-
-metrics! {
-    wake_idle = magpie_event_EVENT_WAKE_IDLE, "Wakeups placed directly on an idle CPU";
-    wake_previous = magpie_event_EVENT_WAKE_PREVIOUS, "Wakeups to the previous CPU, whose core was idle";
-    wake_recent = magpie_event_EVENT_WAKE_RECENT, "Wakeups to the CPU before the previous one, whose core was idle";
-    wake_waker = magpie_event_EVENT_WAKE_WAKER, "Synchronous wakeups to the queue of the waker's CPU";
-    wake_core = magpie_event_EVENT_WAKE_CORE, "Wakeups to another idle core of the LLC";
-    wake_cpu = magpie_event_EVENT_WAKE_CPU, "Wakeups to an idle CPU of the LLC whose core is busy";
-    wake_beyond = magpie_event_EVENT_WAKE_BEYOND, "Wakeups to an idle CPU of another LLC";
-    fork_away = magpie_event_EVENT_FORK_AWAY, "New tasks that looked for a CPU in another LLC, which had fewer";
-    spread = magpie_event_EVENT_SPREAD, "Running tasks that left a shared core for an idle one";
-    idle_enter = magpie_event_EVENT_IDLE_ENTER, "CPUs going idle";
-    idle_write = magpie_event_EVENT_IDLE_WRITE, "Writes to shared lines that tell which CPUs are idle";
-    enqueue = magpie_event_EVENT_ENQUEUE, "Tasks put into a CPU's queue";
-    dispatch = magpie_event_EVENT_DISPATCH, "Tasks taken from the CPU's own queue";
-    keep = magpie_event_EVENT_KEEP, "Running tasks kept for another slice";
-    preempt = magpie_event_EVENT_PREEMPT, "Wakeups that preempted the running task";
-    steal_attempt = magpie_event_EVENT_STEAL_ATTEMPT, "Searches for work in other CPUs' queues";
-    steal_sibling = magpie_event_EVENT_STEAL_SIBLING, "Tasks taken from the core's sibling";
-    steal_llc = magpie_event_EVENT_STEAL_LLC, "Tasks taken from the same last-level cache";
-    steal_node = magpie_event_EVENT_STEAL_NODE, "Tasks taken from another cache of the node";
-    steal_remote = magpie_event_EVENT_STEAL_REMOTE, "Tasks taken from another node";
-    steal_gated = magpie_event_EVENT_STEAL_GATED, "Searches not made: idle for less than they cost";
-    steal_look = magpie_event_EVENT_STEAL_LOOK, "Queues of other CPUs that searches tried";
-    steal_ns = magpie_event_EVENT_STEAL_NS, "Time spent in searches, in nanoseconds";
-    steal_found_ns = magpie_event_EVENT_STEAL_FOUND_NS, "Time spent in searches that found work, in nanoseconds";
-    rotate = magpie_event_EVENT_ROTATE, "Tasks pulled by a busy CPU to even out service";
-    turn = magpie_event_EVENT_TURN, "Looks of a busy CPU at other caches, for its own";
-    kick_idle = magpie_event_EVENT_KICK_IDLE, "Idle CPUs woken to take a waiting task";
-    push = magpie_event_EVENT_PUSH, "Idle CPUs woken at once because a task had to wait again";
-    backoff = magpie_event_EVENT_BACKOFF, "Tasks sent away from CPUs that are not preferred";
-    rescue = magpie_event_EVENT_RESCUE, "CPUs that found work in their queue while going idle";
-    share_update = magpie_event_EVENT_SHARE_UPDATE, "Calculations of the shares of all cgroups";
-    share_ns = magpie_event_EVENT_SHARE_NS, "Time spent on them, in nanoseconds";
-    cgroup_lumped = magpie_event_EVENT_CGROUP_LUMPED, "Cgroups too many, taken for the root";
-    throttle = magpie_event_EVENT_THROTTLE, "Cgroups that used up what cpu.max gives them for a period";
-    throttle_ns = magpie_event_EVENT_THROTTLE_NS, "Time until they might go on, in nanoseconds";
-    park = magpie_event_EVENT_PARK, "Tasks that had to wait for a next period";
-}
-
-impl Metrics {
-    fn stolen(&self) -> u64 {
-        self.steal_sibling + self.steal_llc + self.steal_node + self.steal_remote
-    }
-
-    /// Writes the numbers as sentences.
-    ///
-    /// # Errors
-    /// When the output cannot be written.
-    pub fn tell<W: Write>(&self, output: &mut W) -> io::Result<()> {
-        writeln!(
-            output,
-            "{} wakeups went straight to an idle CPU, {} tasks queued; {} wakeups preempted, {} \
-             slices renewed.",
-            self.wake_idle, self.enqueue, self.preempt, self.keep
-        )?;
-        writeln!(
-            output,
-            "  Woken on the previous CPU {}, the recent one {}, the waker's {}, an idle core {}, an \
-             idle CPU {}, beyond the LLC {} times; {} left a shared core while they ran, {} were \
-             forked in another LLC.",
-            self.wake_previous,
-            self.wake_recent,
-            self.wake_waker,
-            self.wake_core,
-            self.wake_cpu,
-            self.wake_beyond,
-            self.spread,
-            self.fork_away
-        )?;
-        writeln!(
-            output,
-            "  CPUs went idle {} times, with {} writes to lines that others read.",
-            self.idle_enter, self.idle_write
-        )?;
-        write!(
-            output,
-            "  Idle CPUs searched for work {} times, tried {} queues and found {}",
-            self.steal_attempt,
-            self.steal_look,
-            self.stolen()
-        )?;
-        if self.stolen() > 0 {
-            write!(
-                output,
-                " ({} at the sibling, {} in the LLC, {} in the node, {} beyond)",
-                self.steal_sibling, self.steal_llc, self.steal_node, self.steal_remote
-            )?;
-        }
-        match self.steal_ns.checked_div(self.steal_attempt) {
-            Some(cost) => write!(output, ", {cost} ns per search")?,
-            None => write!(output, ", no search made")?,
-        }
-        if let Some(cost) = self.steal_found_ns.checked_div(self.stolen()) {
-            write!(output, ", {cost} ns where there was work")?;
-        }
-        writeln!(
-            output,
-            "; {} searches not worth their cost.",
-            self.steal_gated
-        )?;
-        writeln!(
-            output,
-            "  {} tasks rotated between busy CPUs, which looked beyond their LLC {} times; {} idle CPUs kicked, {} of them by a push, {} \
-             rescued work while going idle; {} tasks sent away from CPUs that are not preferred.",
-            self.rotate, self.turn, self.kick_idle, self.push, self.rescue, self.backoff
-        )?;
-        if self.throttle > 0 || self.park > 0 {
-            writeln!(
-                output,
-                "  Cgroups reached their limit {} times, and were throttled for {} us each; {} tasks \
-                 had to wait for it.",
-                self.throttle,
-                self.throttle_ns / 1000 / self.throttle.max(1),
-                self.park
-            )?;
-        }
-        match self.share_ns.checked_div(self.share_update) {
-            Some(cost) => writeln!(
-                output,
-                "  Shares of cgroups calculated {} times, {cost} ns each; {} cgroups beyond the \
-                 number that can be told apart.",
-                self.share_update, self.cgroup_lumped
-            ),
-            None => Ok(()),
-        }
-    }
-}
 
 /// What the server asks the thread that owns the BPF object.
 #[derive(Debug)]
 pub enum Request {
     /// The counters since the start.
     Totals,
-    /// A change, possibly an empty one, and what is preferred after it.
+    /// A change, possibly an empty one, and the preferred CPUs after it.
     Preferred(Change),
-    /// What each CPU has learned.
+    /// What each CPU has measured.
     Cpus,
     /// What each cgroup gets.
     Cgroups,
 }
 
-/// What that thread answers.
+/// The answer to the [`Request`] of the same name.
 #[derive(Debug)]
 pub enum Answer {
-    /// To [`Request::Totals`].
+    /// The counters.
     Totals(Metrics),
-    /// To [`Request::Preferred`]; or why it cannot be done.
+    /// The preferred CPUs, or why they cannot be changed.
     Preferred(Result<PreferredStatus, String>),
-    /// To [`Request::Cpus`].
+    /// What each CPU has measured.
     Cpus(CpusStatus),
-    /// To [`Request::Cgroups`].
+    /// What each cgroup gets.
     Cgroups(CgroupsStatus),
 }
 
 type Channels<'a> = (&'a Sender<Request>, &'a Receiver<Answer>);
 
-fn ask_totals((request, answer): Channels) -> Result<Metrics> {
-    request.send(Request::Totals)?;
-    match answer.recv()? {
-        Answer::Totals(metrics) => Ok(metrics),
-        other => bail!("asked for the counters, got {other:?}"),
-    }
+/// Sends the request of this name and returns what the answer of the same name holds.
+macro_rules! ask {
+    ($channels:expr, $name:ident $(($change:expr))?) => {{
+        let (request, answer) = $channels;
+        request.send(Request::$name $(($change))?)?;
+        match answer.recv()? {
+            Answer::$name(content) => content,
+            other => bail!("the answer to {} is {other:?}", stringify!($name)),
+        }
+    }};
 }
 
-fn ask_cpus((request, answer): Channels) -> Result<CpusStatus> {
-    request.send(Request::Cpus)?;
-    match answer.recv()? {
-        Answer::Cpus(status) => Ok(status),
-        other => bail!("asked for what CPUs have learned, got {other:?}"),
-    }
-}
-
-fn ask_cgroups((request, answer): Channels) -> Result<CgroupsStatus> {
-    request.send(Request::Cgroups)?;
-    match answer.recv()? {
-        Answer::Cgroups(status) => Ok(status),
-        other => bail!("asked for what cgroups get, got {other:?}"),
-    }
-}
-
+/// Reads the change from the arguments, and asks for the preferred CPUs after it.
 fn ask_preferred(
     arguments: &BTreeMap<String, String>,
-    (request, answer): Channels,
+    channels: Channels,
 ) -> Result<PreferredStatus> {
     let change = Change::from_arguments(arguments).map_err(refuse)?;
-    request.send(Request::Preferred(change))?;
-    match answer.recv()? {
-        Answer::Preferred(status) => status.map_err(refuse),
-        other => bail!("asked for preferred CPUs, got {other:?}"),
-    }
+    ask!(channels, Preferred(change)).map_err(refuse)
 }
 
-/// The client shows the message, not the number.
+/// Makes an error of which the client shows the reason and not the error number.
 fn refuse(reason: String) -> anyhow::Error {
-    anyhow::anyhow!("{REFUSAL}{reason}{REFUSAL}")
+    anyhow!("{REFUSAL}{reason}{REFUSAL}")
 }
 
-/// What the server offers: `top`, `totals`, `preferred`, `cpus` and `cgroups`.
+/// Returns the targets that the server offers, and how each is answered.
 pub fn server_data() -> StatsServerData<Request, Answer> {
+    type Read = Box<dyn StatsReaderSend<Request, Answer>>;
+
     let open_top: Box<dyn StatsOpener<Request, Answer>> = Box::new(|channels| {
-        let mut earlier = ask_totals(channels)?;
+        let mut earlier = ask!(channels, Totals);
         let read: Box<dyn StatsReader<Request, Answer>> = Box::new(move |_, channels| {
-            let now = ask_totals(channels)?;
+            let now = ask!(channels, Totals);
             let delta = now.since(&earlier);
             earlier = now;
             delta.to_json()
         });
         Ok(read)
     });
-    let read_totals: Box<dyn StatsReaderSend<Request, Answer>> =
-        Box::new(|_, channels| ask_totals(channels)?.to_json());
-    let read_preferred: Box<dyn StatsReaderSend<Request, Answer>> =
+    let read_totals: Read = Box::new(|_, channels| ask!(channels, Totals).to_json());
+    let read_preferred: Read =
         Box::new(|arguments, channels| ask_preferred(arguments, channels)?.to_json());
-    let read_cpus: Box<dyn StatsReaderSend<Request, Answer>> =
-        Box::new(|_, channels| ask_cpus(channels)?.to_json());
-    let read_cgroups: Box<dyn StatsReaderSend<Request, Answer>> =
-        Box::new(|_, channels| ask_cgroups(channels)?.to_json());
+    let read_cpus: Read = Box::new(|_, channels| ask!(channels, Cpus).to_json());
+    let read_cgroups: Read = Box::new(|_, channels| ask!(channels, Cgroups).to_json());
 
     StatsServerData::new()
         .add_meta(Metrics::meta())
@@ -302,7 +129,7 @@ pub fn server_data() -> StatsServerData<Request, Answer> {
         .add_stats("cgroups", read_cgroups)
 }
 
-/// Explains everything that can be asked for.
+/// Explains everything that a client can ask for.
 ///
 /// # Errors
 /// When the output cannot be written.
@@ -311,8 +138,8 @@ pub fn explain<W: Write>(output: &mut W) -> Result<()> {
     server_data().describe_meta(output, Some(&shown))
 }
 
-/// Prints what the running scheduler does, for as long as `interval` repeats and
-/// the process lives. Waits for a scheduler where none runs.
+/// Prints every `interval` what the running scheduler did. Waits for a scheduler where none runs,
+/// and returns only on an error.
 ///
 /// # Errors
 /// When standard output cannot be written, as after `| head`.
@@ -325,7 +152,7 @@ pub fn monitor(interval: Duration) -> Result<()> {
     )
 }
 
-/// The running scheduler's counters since its start, as one JSON object.
+/// Returns the running scheduler's counters since its start, as one JSON object.
 ///
 /// # Errors
 /// When no scx_magpie runs, or it does not answer in time.
@@ -334,7 +161,7 @@ pub fn totals() -> Result<String> {
     serde_json::to_string(&totals).context("writing the counters as JSON")
 }
 
-/// Changes which CPUs the running scheduler prefers, and says which they are.
+/// Changes which CPUs the running scheduler prefers, and returns which they are then.
 ///
 /// # Errors
 /// When no scx_magpie runs, or it refuses the change, with its reason.
@@ -342,7 +169,7 @@ pub fn preferred(change: &Change) -> Result<PreferredStatus> {
     ask_running("preferred", change.to_arguments())
 }
 
-/// What each CPU of the running scheduler has learned.
+/// Returns what each CPU of the running scheduler has measured.
 ///
 /// # Errors
 /// When no scx_magpie runs, or it does not answer in time.
@@ -350,7 +177,7 @@ pub fn cpus() -> Result<CpusStatus> {
     ask_running("cpus", Vec::new())
 }
 
-/// What each cgroup gets from the running scheduler.
+/// Returns what each cgroup gets from the running scheduler.
 ///
 /// # Errors
 /// When no scx_magpie runs, or it does not answer in time.
@@ -358,6 +185,11 @@ pub fn cgroups() -> Result<CgroupsStatus> {
     ask_running("cgroups", Vec::new())
 }
 
+/// Asks the running scheduler for a target.
+///
+/// # Errors
+/// Says which of the usual reasons it is: no scheduler, no permission, another version, or a change
+/// that the scheduler refuses.
 fn ask_running<T: DeserializeOwned>(
     target: &str,
     mut arguments: Vec<(String, String)>,
@@ -367,10 +199,10 @@ fn ask_running<T: DeserializeOwned>(
         .map_err(
             |error| match error.downcast_ref::<io::Error>().map(io::Error::kind) {
                 Some(ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
-                    anyhow::anyhow!("scx_magpie is not running; start it with `sudo scx_magpie`")
+                    anyhow!("scx_magpie is not running; start it with `sudo scx_magpie`")
                 }
                 Some(ErrorKind::PermissionDenied) => {
-                    anyhow::anyhow!("only root may ask the running scheduler; use sudo")
+                    anyhow!("only root may ask the running scheduler; use sudo")
                 }
                 _ => error.context("connecting to the running scheduler"),
             },
@@ -379,8 +211,8 @@ fn ask_running<T: DeserializeOwned>(
     client.request("stats", arguments).map_err(|error| {
         let text = format!("{error:#}");
         match text.split(REFUSAL).nth(1) {
-            Some(reason) => anyhow::anyhow!("{}", reason.replace("\\n", "\n")),
-            None if error.downcast_ref::<StatsErrno>().is_some() => anyhow::anyhow!(
+            Some(reason) => anyhow!("{}", reason.replace("\\n", "\n")),
+            None if error.downcast_ref::<StatsErrno>().is_some() => anyhow!(
                 "the running scheduler is not this version of scx_magpie: it does not know {target}"
             ),
             None => error.context(format!("asking the running scheduler for {target}")),
@@ -391,68 +223,7 @@ fn ask_running<T: DeserializeOwned>(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn counting() -> [u64; NR_EVENTS] {
-        std::array::from_fn(|event| 10 + event as u64)
-    }
-
-    fn told(metrics: &Metrics) -> String {
-        let mut text = Vec::new();
-        metrics.tell(&mut text).unwrap();
-        String::from_utf8(text).unwrap()
-    }
-
-    #[test]
-    fn each_event_has_its_own_field() {
-        let json = serde_json::to_value(Metrics::from_events(&counting())).unwrap();
-        let mut values: Vec<_> = json
-            .as_object()
-            .unwrap()
-            .values()
-            .map(|value| value.as_u64().unwrap())
-            .collect();
-        values.sort_unstable();
-        assert_eq!(values, counting());
-    }
-
-    #[test]
-    fn a_delta_is_what_happened_between() {
-        let earlier = Metrics::from_events(&counting());
-        let later = Metrics::from_events(&counting().map(|count| 3 * count));
-        assert_eq!(
-            later.since(&earlier),
-            Metrics::from_events(&counting().map(|count| 2 * count))
-        );
-        assert_eq!(later.since(&later), Metrics::default());
-    }
-
-    #[test]
-    fn every_counter_is_told() {
-        // Large and distinct, so that no number is part of another.
-        let events = std::array::from_fn(|event| 1_000_003 * (event as u64 + 1));
-        let metrics = Metrics::from_events(&events);
-        let text = told(&metrics);
-        let derived = [
-            metrics.dispatch,
-            metrics.steal_ns,
-            metrics.steal_found_ns,
-            metrics.share_ns,
-            metrics.throttle_ns,
-        ];
-        for count in events.iter().filter(|count| !derived.contains(count)) {
-            assert!(
-                text.contains(&count.to_string()),
-                "{count} is missing in\n{text}"
-            );
-        }
-    }
-
-    #[test]
-    fn nothing_happened_reads_well() {
-        let text = told(&Metrics::default());
-        assert!(text.contains("no search made"), "{text}");
-        assert!(!text.contains("sibling"), "{text}");
-    }
+    use crate::counters::NR_EVENTS;
 
     #[test]
     fn every_counter_is_explained() {

@@ -1,10 +1,9 @@
-//! Where each CPU is, in the form the BPF side reads.
+//! Lays out where each CPU is, in the form that the BPF side reads.
 //!
-//! The BPF side searches for work with bitmaps. It wants neighbours in the
-//! machine to be neighbours in the bitmap, and CPUs of different LLCs never to
-//! write the same cache line of it. So each CPU gets a *place*: an index in an
-//! order in which SMT siblings are adjacent, then the CPUs of an LLC, then the
-//! LLCs of a node. Each LLC starts at a multiple of [`CPUS_PER_LINE`].
+//! The BPF side searches bitmaps for work. Neighbours in the machine shall be neighbours in the
+//! bitmap, and CPUs of different LLCs shall never write the same cache line of it. So each CPU gets
+//! a *place*: its index in an order in which SMT siblings are adjacent, then the CPUs of an LLC,
+//! then the LLCs of a node. Each LLC starts at a multiple of [`CPUS_PER_LINE`].
 //!
 //! ```text
 //! CPU    0 4 1 5 2 6 . .   3 7 . . . . . .      two LLCs with SMT
@@ -13,11 +12,10 @@
 //!        '---- LLC 0 ----' '---- LLC 1 ----'
 //! ```
 //!
-//! [`describe_host`] reads the machine, [`lay_out`] is a pure function from that
-//! description to the tables. CPUs that are offline at start may come online
-//! later, and sysfs says nothing of where they are: [`guess_offline`] puts them
-//! where the numbering of the online ones suggests. A wrong guess costs some
-//! locality until the next start, never a task.
+//! [`describe_host`] reads the machine; [`lay_out`] is a pure function from that description to the
+//! tables. A CPU that is offline at the start may come online later, and sysfs does not say where
+//! it is: [`guess_offline`] puts it where the numbers of the online CPUs suggest. A wrong guess
+//! costs locality until the next start, but loses no task.
 
 use std::collections::BTreeMap;
 
@@ -29,28 +27,29 @@ use crate::bpf_intf::{
     magpie_limits_MAX_LLCS, magpie_limits_MAX_PLACES, magpie_limits_NO_PLACE,
 };
 
-/// CPUs whose bits share a cache line of a bitmap.
-pub const CPUS_PER_LINE: usize = magpie_limits_CPUS_PER_LINE as usize;
-/// CPU numbers the BPF side has room for.
+/// How many CPUs share a cache line of a bitmap.
+const CPUS_PER_LINE: usize = magpie_limits_CPUS_PER_LINE as usize;
+/// How many CPU numbers the BPF side has room for.
 pub const MAX_CPUS: usize = magpie_limits_MAX_CPUS as usize;
-/// LLCs the BPF side has room for.
+/// How many LLCs the BPF side has room for.
 pub const MAX_LLCS: usize = magpie_limits_MAX_LLCS as usize;
-/// Places the BPF side has room for.
-pub const MAX_PLACES: usize = magpie_limits_MAX_PLACES as usize;
-/// The content of a place without a CPU.
+/// How many places the BPF side has room for.
+const MAX_PLACES: usize = magpie_limits_MAX_PLACES as usize;
+/// Stands in the tables for "no CPU" at a place, and for "no place" of a CPU.
 pub const NO_PLACE: u16 = magpie_limits_NO_PLACE as u16;
 
 /// The capacity of the fastest CPU.
 const FULL_CAPACITY: usize = 1024;
 
-/// One CPU. Identifiers only have to be unique in the whole machine.
+/// A CPU and where it is. The numbers of cores and LLCs only have to be unique in the whole
+/// machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu {
     /// The kernel's CPU number.
     pub id: usize,
-    /// SMT siblings have the same.
+    /// The core: SMT siblings have the same number.
     pub core: usize,
-    /// CPUs that share a last-level cache have the same.
+    /// The LLC: CPUs that share a last-level cache have the same number.
     pub llc: usize,
     /// The kernel's NUMA node number.
     pub node: usize,
@@ -58,7 +57,7 @@ pub struct Cpu {
     pub capacity: usize,
 }
 
-/// A machine: its online CPUs, and how many numbers the kernel has given out.
+/// A machine: its online CPUs, and how many CPU numbers it may have.
 #[derive(Clone, Debug)]
 pub struct Machine {
     /// Online CPUs, in order of their number.
@@ -67,26 +66,26 @@ pub struct Machine {
     pub nr_cpu_ids: usize,
 }
 
-/// What the BPF side reads. See `bpf/intf.h` for the meaning of each field.
+/// The tables that the BPF side reads. `bpf/intf.h` explains the fields of each entry.
 #[derive(Clone, Debug)]
 pub struct Tables {
-    /// By CPU number.
+    /// The place of each CPU, by CPU number.
     pub cpus: Vec<cpu_topology>,
-    /// By LLC index.
+    /// The places of each LLC, by the index of the LLC.
     pub llcs: Vec<llc_topology>,
     /// The CPU at each place, [`NO_PLACE`] where there is none.
     pub cpu_at_place: Vec<u16>,
     /// The first place of each core, in the order in which a guest that is short
     /// of host CPUs takes them into use.
     pub core_at_rank: Vec<u16>,
-    /// More LLCs than [`MAX_LLCS`]: each node is treated as one.
+    /// Whether each node is treated as one LLC, because there are more than [`MAX_LLCS`].
     pub llcs_merged: bool,
 }
 
-/// Reads the machine this runs on.
+/// Reads the topology of the machine that this process runs on.
 ///
 /// # Errors
-/// When sysfs lacks what every kernel has, naming the file.
+/// When sysfs lacks a file that every kernel has, with its name.
 pub fn describe_host() -> Result<Machine> {
     let topology = Topology::new().context("reading the CPU topology from /sys/devices/system")?;
     let exact = topology
@@ -95,8 +94,7 @@ pub fn describe_host() -> Result<Machine> {
         .all(|cpu| cpu.kernel_cpu_capacity.is_some());
     let mut cpus = Vec::new();
 
-    // Through the hierarchy and not `all_cores`: on some machines the same core
-    // number occurs in several LLCs.
+    // Core numbers may repeat in several LLCs, so `all_cores` would lose cores: walk the hierarchy.
     let cores = topology
         .nodes
         .values()
@@ -121,10 +119,10 @@ pub fn describe_host() -> Result<Machine> {
     })
 }
 
-/// The tables for a machine.
+/// Lays out the tables for a machine.
 ///
 /// # Errors
-/// When the machine has no online CPU, or more than the BPF side has room for.
+/// When the machine has no online CPU, or may have more CPUs than the BPF side has room for.
 pub fn lay_out(machine: &Machine) -> Result<Tables> {
     ensure!(!machine.cpus.is_empty(), "the machine has no online CPU");
     ensure!(
@@ -199,9 +197,9 @@ pub fn lay_out(machine: &Machine) -> Result<Tables> {
     Ok(tables)
 }
 
-/// CPUs by (node, LLC), then by core. The cores with most siblings come first:
-/// then none of them lies across two lines of a bitmap, also on hybrid machines
-/// where only some cores have SMT.
+/// Groups CPUs by (node, LLC), then by core, cores with the most siblings first. In this order no
+/// core lies across two cache lines of a bitmap, even on hybrid machines where only some cores have
+/// SMT.
 fn group(cpus: Vec<Cpu>) -> BTreeMap<(usize, usize), Vec<Vec<Cpu>>> {
     let mut llcs: BTreeMap<_, BTreeMap<usize, Vec<Cpu>>> = BTreeMap::new();
     for cpu in cpus {
@@ -220,16 +218,14 @@ fn group(cpus: Vec<Cpu>) -> BTreeMap<(usize, usize), Vec<Vec<Cpu>>> {
         .collect()
 }
 
-/// Orders the cores so that however many of them are used, each node has its
-/// share within less than one core, also when nodes have different numbers of
-/// cores. Within a node the order is that of places, so that the used cores share
-/// as few LLCs as can be.
+/// Returns the first place of each core, in an order of which any first part uses the nodes evenly:
+/// each node has its share within less than one core, also when nodes differ in size. Within a node
+/// the order is that of places, so that the used cores share as few LLCs as possible.
 ///
-/// A node with `n` of all `N` cores may take core `i` (from 0) after `i N / n`
-/// turns and must by turn `(i + 1) N / n`, rounded up. Earliest deadline first
-/// meets all of them: this is proportionate fair (pfair) scheduling of one
-/// processor. Ordering by the middle of each core's turn does not: several small
-/// nodes become due at the same time and keep a large one waiting.
+/// A node with `n` of all `N` cores may take core `i` (from 0) after `i N / n` turns, and must take
+/// it by turn `(i + 1) N / n`, rounded up. Earliest deadline first meets all these deadlines: this
+/// is proportionate fair (pfair) scheduling of one processor. Order by the middle of each core's
+/// turn does not meet them: several small nodes become due at once and keep a large node waiting.
 fn rank_cores(cpus: &[cpu_topology]) -> Vec<u16> {
     let mut nodes: BTreeMap<u16, Vec<u16>> = BTreeMap::new();
     for cpu in cpus.iter().filter(|cpu| cpu.place == cpu.core_first) {
@@ -239,7 +235,7 @@ fn rank_cores(cpus: &[cpu_topology]) -> Vec<u16> {
         cores.sort_unstable();
     }
     let all: usize = nodes.values().map(Vec::len).sum();
-    // How many of its cores each node has given.
+    // How many of its cores each node has given so far.
     let mut given: Vec<_> = nodes.into_values().map(|cores| (0, cores)).collect();
     let mut ranked = Vec::with_capacity(all);
     for turn in 1..=all {
@@ -255,7 +251,7 @@ fn rank_cores(cpus: &[cpu_topology]) -> Vec<u16> {
     ranked
 }
 
-/// Tells each LLC which others, its neighbours in the table, are of its node.
+/// Tells each LLC which LLCs are in its node; they are its neighbours in the table.
 fn count_in_nodes(llcs: &mut [llc_topology]) {
     let mut first = 0;
     for node in llcs.chunk_by_mut(|a, b| a.node == b.node) {
@@ -267,6 +263,7 @@ fn count_in_nodes(llcs: &mut [llc_topology]) {
     }
 }
 
+/// Returns how many LLCs these CPUs are in.
 fn count_llcs(cpus: &[Cpu]) -> usize {
     let mut llcs: Vec<_> = cpus.iter().map(|cpu| (cpu.node, cpu.llc)).collect();
     llcs.sort_unstable();
@@ -274,14 +271,15 @@ fn count_llcs(cpus: &[Cpu]) -> usize {
     llcs.len()
 }
 
-/// Adds the CPUs that are possible but not online. In this order:
+/// Adds the CPUs that are possible but not online. Each goes to the first of these places that
+/// exists:
 ///
-/// 1. beside a sibling, if the online siblings tell how siblings are numbered
-///    and the one at that distance has room in its core;
-/// 2. in the LLC of the next lower or higher online CPU, if it is smaller than
-///    the largest one or holds both;
-/// 3. in additional LLCs: a cloud machine with 4 CPUs and room for 240 more must
-///    not have its one real LLC grow sixtyfold, for it is searched as a whole.
+/// 1. beside a sibling, if the online siblings show how siblings are numbered and the core of the CPU at
+///    that distance has room;
+/// 2. in the LLC of the next lower or higher online CPU, if that LLC is smaller than the largest one or
+///    holds both;
+/// 3. in an additional LLC. An LLC is searched as a whole, so the one real LLC of a cloud machine with 4
+///    CPUs and room for 240 more must not grow sixtyfold.
 fn guess_offline(cpus: &mut Vec<Cpu>, nr_cpu_ids: usize) {
     let mut at: BTreeMap<usize, Cpu> = cpus.iter().map(|cpu| (cpu.id, *cpu)).collect();
     let online = at.clone();

@@ -1,5 +1,5 @@
-//! Properties of the tables on machines of every size and shape, and the
-//! guesses for offline CPUs on the shapes that exist.
+//! Properties of the tables on machines of every size and shape, and the guesses for offline CPUs
+//! on shapes that exist.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +7,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// LLCs as (node, cores as (siblings, capacity)), CPUs numbered as most kernels
-/// do: the first siblings of all cores, then the second ones.
+/// Makes a machine of LLCs, each a node and its cores as (siblings, capacity). CPUs are numbered as
+/// in most kernels: the first siblings of all cores, then the second ones.
 fn machine(llcs: &[(usize, Vec<(usize, usize)>)]) -> Machine {
     let mut cpus = Vec::new();
     let mut id = 0;
@@ -49,7 +49,7 @@ fn uniform(nodes: usize, llcs_per_node: usize, cores: usize, siblings: usize) ->
     machine(&llcs)
 }
 
-/// Everything the BPF side relies on.
+/// Checks everything that the BPF side relies on.
 fn check(machine: &Machine) -> Tables {
     let tables = lay_out(machine).unwrap();
     let online: BTreeMap<_, _> = machine.cpus.iter().map(|cpu| (cpu.id, *cpu)).collect();
@@ -71,7 +71,7 @@ fn check(machine: &Machine) -> Tables {
     }
     assert!(tables.cpus.iter().any(|cpu| cpu.capacity == 1024));
 
-    // Siblings are adjacent; a core lies in one LLC; what was given is kept.
+    // Siblings are adjacent; a core lies in one LLC; online CPUs are where the machine has them.
     for cpu in tables.cpus.iter() {
         assert!(cpu.core_size >= 1);
         assert!((cpu.core_first..cpu.core_first + cpu.core_size).contains(&cpu.place));
@@ -91,7 +91,7 @@ fn check(machine: &Machine) -> Tables {
         }
     }
 
-    // Each LLC starts on a line, and no two share one.
+    // Each LLC starts on a cache line, and no two LLCs share one.
     let mut lines = BTreeSet::new();
     for llc in &tables.llcs {
         assert!(llc.size >= 1);
@@ -105,7 +105,8 @@ fn check(machine: &Machine) -> Tables {
 
     check_ranks(&tables);
 
-    // The LLCs of a node are neighbours, and each knows which they are.
+    // The LLCs of a node are neighbours in the table, and each names the first and the number of
+    // them.
     for (index, llc) in tables.llcs.iter().enumerate() {
         let first = llc.node_first as usize;
         let end = first + llc.node_llcs as usize;
@@ -117,8 +118,8 @@ fn check(machine: &Machine) -> Tables {
     tables
 }
 
-/// Every core once; and each prefix of the order gives each node its share of the
-/// cores, within one.
+/// Checks that the order has every core once, and that each prefix of it gives each node its share
+/// of the cores, within one core.
 fn check_ranks(tables: &Tables) {
     let node_of = |place: u16| {
         let cpu = tables.cpu_at_place[place as usize] as usize;
@@ -152,8 +153,8 @@ fn check_ranks(tables: &Tables) {
     }
 }
 
-/// Up to 4096 CPUs; LLCs of unequal size, cores with and without SMT, mixed
-/// capacities, nodes with any number of LLCs.
+/// Makes machines of up to 4096 CPUs with LLCs of unequal size, cores with and without SMT, mixed
+/// capacities, and nodes with any number of LLCs.
 fn any_machine() -> impl Strategy<Value = Machine> {
     let core = (
         prop_oneof![Just(1usize), Just(2), Just(4), Just(8)],
@@ -223,7 +224,7 @@ fn largest_machines() {
 
 #[test]
 fn more_llcs_than_room_become_one_per_node() {
-    // What a virtual machine with one socket per vCPU looks like.
+    // A virtual machine with one socket per vCPU looks like this.
     let tables = check(&uniform(4, 256, 1, 1));
     assert!(tables.llcs_merged);
     assert_eq!(tables.llcs.len(), 4);
@@ -286,7 +287,7 @@ fn room_for_hotplug_leaves_the_real_llc_alone() {
     });
     assert_eq!(tables.llcs[0].size, 4);
     assert!(tables.llcs.iter().all(|llc| llc.size <= 4));
-    // As many as a full table needs are still within its limits.
+    // As many LLCs as the table holds are within its limits.
     check(&Machine {
         nr_cpu_ids: MAX_CPUS,
         ..uniform(1, 1, 4, 1)
@@ -299,7 +300,7 @@ fn room_for_hotplug_leaves_the_real_llc_alone() {
 
 #[test]
 fn nodes_of_unequal_size_give_cores_in_turn() {
-    // 1 core and 3: shares of a quarter and three quarters.
+    // Nodes of 1 core and of 3 cores: shares of a quarter and three quarters.
     let tables = check(&machine(&[(0, vec![(1, 1)]), (1, vec![(1, 1); 3])]));
     let nodes: Vec<_> = tables
         .core_at_rank

@@ -1,9 +1,9 @@
-//! Is this a virtual machine? Only there can a host take CPU time away.
+//! Detects whether this is a virtual machine. Only there a host can take CPU time away.
 
 use std::fs;
 use std::path::Path;
 
-/// What the firmware of virtual machines calls its vendor or product.
+/// Parts of the vendor and product names in the firmware of virtual machines.
 const FIRMWARE: [&str; 13] = [
     "QEMU",
     "KVM",
@@ -20,8 +20,10 @@ const FIRMWARE: [&str; 13] = [
     "Apple Virtualization",
 ];
 
-/// Looks where the kernel tells: the CPU's flags (x86), the hypervisor it talks
-/// to (Xen), the device tree (arm64, powerpc), the names in the firmware.
+/// Returns whether the machine whose files are below `root` is virtual.
+///
+/// The kernel shows it in the CPU's flags (x86), as the hypervisor it talks to (Xen), in the device
+/// tree (arm64, powerpc) or in the names in the firmware.
 pub fn is_virtual_machine(root: &Path) -> bool {
     has_hypervisor_flag(root)
         || [
@@ -35,6 +37,7 @@ pub fn is_virtual_machine(root: &Path) -> bool {
         || is_virtual_firmware(root)
 }
 
+/// Returns whether the CPUs (x86) say that they run under a hypervisor.
 fn has_hypervisor_flag(root: &Path) -> bool {
     read(root, "proc/cpuinfo")
         .lines()
@@ -42,20 +45,22 @@ fn has_hypervisor_flag(root: &Path) -> bool {
         .any(|line| line.split_whitespace().any(|flag| flag == "hypervisor"))
 }
 
+/// Returns whether the firmware has the names of a virtual machine.
 fn is_virtual_firmware(root: &Path) -> bool {
     let names: Vec<_> = ["sys_vendor", "product_name", "bios_vendor"]
         .iter()
         .map(|file| read(root, &format!("sys/class/dmi/id/{file}")))
         .collect();
-    // The same vendor sells whole machines; those are called so.
+    // Amazon sells whole machines, too: `metal` in the name tells them.
     let is_whole = names.iter().any(|name| name.contains(".metal"));
     let is_cloud = names.iter().any(|name| name.starts_with("Amazon EC2"));
     let is_known = |name: &String| FIRMWARE.iter().any(|known| name.contains(known));
     !is_whole && (is_cloud || names.iter().any(is_known))
 }
 
+/// Returns the content of a file, or nothing if it cannot be read.
 fn read(root: &Path, file: &str) -> String {
-    // Device tree strings end with a zero byte and need not be UTF-8.
+    // Strings of the device tree end with a zero byte and need not be UTF-8.
     let bytes = fs::read(root.join(file)).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -45,6 +45,8 @@
 #ifndef __MAGPIE_BALANCE_BPF_H
 #define __MAGPIE_BALANCE_BPF_H
 
+const volatile bool balance_enabled = true;
+
 /* How often a busy CPU looks around, so also the most it pulls from its own LLC. */
 const volatile u64 balance_interval_ns = 20000000;
 
@@ -294,6 +296,9 @@ static __always_inline bool pull_when_unbalanced(s32 cpu, u64 vruntime)
 	struct llc_state *own = llc_state_of(cpu);
 	u64 now = scx_bpf_now();
 	bool found = false;
+
+	if (!balance_enabled)
+		return false;
 
 	if (!time_before(now, state->next_balance)) {
 		state->next_balance = now + balance_interval_ns;

@@ -23,6 +23,8 @@
 #ifndef __MAGPIE_FORK_BPF_H
 #define __MAGPIE_FORK_BPF_H
 
+const volatile bool fork_enabled = true;
+
 #define FORKS_HALVE_NS 1000000000ULL
 
 /* Parts of an LLC's CPUs, in 1/1024. */
@@ -131,7 +133,7 @@ static __always_inline s32 cpu_for_fork(const struct task_struct *p, struct task
 	u32 parents = cpu_to_llc(parents_cpu);
 	u32 llc, cpu;
 
-	if (nr_llcs == 1)
+	if (!fork_enabled || nr_llcs == 1)
 		return parents_cpu;
 
 	llc = llc_for_fork(parents, now);

@@ -33,6 +33,8 @@
 #ifndef __MAGPIE_SPREAD_BPF_H
 #define __MAGPIE_SPREAD_BPF_H
 
+const volatile bool spread_enabled = true;
+
 /* An idle core, or one that @waker will leave, one CPU of it claimed; or a negative number. */
 __noinline s32 pick_idle_core(struct task_struct *p __arg_trusted, s32 waker)
 {
@@ -55,7 +57,8 @@ __noinline s32 pick_idle_core(struct task_struct *p __arg_trusted, s32 waker)
 
 static __always_inline bool is_core_worth_a_search(s32 cpu)
 {
-	return wants_idle_core() && idle_map_enabled && topology_of(cpu)->core_size > 1;
+	return spread_enabled && wants_idle_core() && idle_map_enabled &&
+	       topology_of(cpu)->core_size > 1;
 }
 
 static __always_inline bool wants_core_for_itself(struct task_struct *p)

@@ -1,0 +1,215 @@
+//! The mechanisms of the BPF side: their names, files and switches.
+//!
+//! The table in this file is the only list of them. One line of a switch makes its option
+//! (`--no-...`, with the text above it as the help) and clears its BPF variable. The counters of a
+//! mechanism are the group of its name in `counters.rs`, its page is `docs/mechanisms/NAME.md`, and
+//! `mechanisms_tests.rs` fails when one of the five is missing, or when a switch has no line in
+//! `packaging/scx_magpie.toml`.
+
+use clap::ValueEnum;
+
+use crate::bpf_skel::types;
+use crate::flags::flags;
+
+/// A mechanism: a group of counters, a page, and what is written here.
+#[derive(Debug)]
+pub struct Mechanism {
+    /// The name of its counter group and of its page.
+    pub name: &'static str,
+    /// What it does, in one line.
+    pub purpose: &'static str,
+    /// Its files or folders below `src/bpf/`. The first has the essay, the others are its parts.
+    pub files: &'static [&'static str],
+    /// Its switches.
+    pub switches: &'static [Switch],
+}
+
+/// A switch that leaves a mechanism or a part of it out.
+#[derive(Debug)]
+pub struct Switch {
+    /// Its field in [`Switches`].
+    field: &'static str,
+    /// What it leaves out.
+    pub extent: Extent,
+    /// The BPF variable that it clears.
+    #[cfg(test)]
+    variable: &'static str,
+}
+
+/// How much of a mechanism a switch leaves out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it.
+    Whole,
+    /// A part, named on the mechanism's page.
+    Part,
+}
+
+impl Switch {
+    /// The option without its two dashes, such as `no-steal`.
+    pub fn option(&self) -> String {
+        self.field.replace('_', "-")
+    }
+}
+
+/// The mechanisms that `--only` can name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Only {
+    /// An idle CPU searches other CPUs' queues when the search is worth its cost
+    Steal,
+    /// A woken task runs on an idle core, its previous one first
+    Wakeup,
+    /// A requeued task wakes an idle CPU at once
+    Push,
+    /// A guest uses only as many CPUs as its host gives
+    Preferred,
+}
+
+/// Makes [`MECHANISMS`] and [`Switches`] of the table below.
+///
+/// A switch is a line `Whole(no_NAME) clears VARIABLE;`, or `Part(...)` if it leaves out only a
+/// part of the mechanism. `, only NAME` behind the variable says that a plain scheduler does
+/// without that part: any other `--only` clears the variable, too.
+macro_rules! mechanisms {
+    ($(
+        #[doc = $purpose:literal]
+        $name:literal in [$($file:literal),+] {
+            $($(#[$help:meta])+ $extent:ident($field:ident) clears $variable:ident $(, only $only:ident)?;)*
+        }
+    )*) => {
+        /// All mechanisms, in the order in which the BPF side is read.
+        pub const MECHANISMS: &[Mechanism] = &[$(
+            Mechanism {
+                name: $name,
+                purpose: $purpose.trim_ascii(),
+                files: &[$($file),+],
+                switches: &[$(
+                    Switch {
+                        field: stringify!($field),
+                        extent: Extent::$extent,
+                        #[cfg(test)]
+                        variable: stringify!($variable),
+                    },
+                )*],
+            },
+        )*];
+
+        flags! {
+            /// The switches of all mechanisms.
+            Switches { $($($(#[$help])+ $field,)*)* }
+        }
+
+        impl Switches {
+            /// Sets the BPF variable of each switch: clears it where the switch is given or `only`
+            /// names another mechanism.
+            pub fn configure(&self, only: Option<Only>, rodata: &mut types::rodata) {
+                let keeps = |mechanism| only.is_none_or(|only| only == mechanism);
+                $($(rodata.$variable = !self.$field $(&& keeps(Only::$only))?;)*)*
+            }
+
+            /// Returns the option that leaves the part of a switch out, if one does: the switch or
+            /// `only`.
+            pub fn left_out_by(&self, switch: &Switch, only: Option<Only>) -> Option<String> {
+                let keeps = |mechanism| only.is_none_or(|only| only == mechanism);
+                $($(if switch.field == stringify!($field) {
+                    return match self.$field {
+                        true => Some(switch.option()),
+                        false if true $(&& keeps(Only::$only))? => None,
+                        false => Some("only".into()),
+                    };
+                })*)*
+                None
+            }
+        }
+    };
+}
+
+mechanisms! {
+    /// A fair queue for each CPU: the earliest deadline runs first
+    "queue" in ["queue.bpf.h"] {
+        /// Leave out wakeup preemption: a woken task waits for the end of the running task's slice
+        Part(no_preempt) clears preempt_enabled;
+    }
+
+    /// An idle CPU takes a waiting task of another CPU
+    "steal" in ["steal.bpf.h", "idle.bpf.h"] {
+        /// Leave out stealing: an idle CPU does not search other CPUs' queues for waiting tasks
+        ///
+        /// It still takes a task when a busy CPU kicks it for that task, at a tick or when a task
+        /// is requeued. Busy CPUs do not balance their queues either.
+        Whole(no_steal) clears steal_enabled;
+        /// Leave out the gate of stealing: an idle CPU searches even if it will idle for less than
+        /// the search costs
+        Part(no_steal_gate) clears steal_gate_enabled, only Steal;
+    }
+
+    /// A woken task runs where it does so soonest: its previous core if idle, another idle one else
+    "wakeup" in ["wakeup.bpf.h", "idle_map.bpf.h"] {
+        /// Leave out wakeup placement: the kernel's own idle selection places woken and new tasks
+        ///
+        /// The kernel then keeps one mask of idle CPUs for the whole machine, and writes it at
+        /// every entry to and exit from idle.
+        Whole(no_wakeup) clears idle_map_enabled, only Wakeup;
+        /// Leave out the search for idle cores: a woken task takes any idle CPU
+        ///
+        /// A running task also stays on a core that it shares while another core is idle.
+        Part(no_wakeup_idle_core) clears wakeup_idle_core;
+    }
+
+    /// A new task starts in the LLC where the fewest tasks were forked lately
+    "fork" in ["fork.bpf.h"] {
+        /// Leave out the choice of an LLC for new tasks: a new task starts in its parent's LLC
+        ///
+        /// It runs elsewhere only if that LLC has no idle CPU.
+        Whole(no_fork) clears fork_enabled;
+    }
+
+    /// A running task leaves a core that it shares for an idle one
+    "spread" in ["spread.bpf.h"] {
+        /// Leave out spreading: a running task stays on a core that it shares
+        Whole(no_spread) clears spread_enabled;
+    }
+
+    /// Busy CPUs even out what idle CPUs cannot
+    "balance" in ["balance.bpf.h"] {
+        /// Leave out balancing: a busy CPU pulls no task from a CPU whose tasks get less
+        ///
+        /// With more CPU hogs than CPUs, some hogs then have a CPU alone and others share one.
+        Whole(no_balance) clears balance_enabled;
+    }
+
+    /// A requeued task wakes an idle CPU at once
+    "push" in ["push.bpf.h"] {
+        /// Leave out pushing: a requeued task does not wake an idle CPU at once
+        ///
+        /// The task waits until an idle CPU searches for work, or until the next tick.
+        Whole(no_push) clears push_enabled, only Push;
+    }
+
+    /// A cgroup gets its share of CPU time (cpu.weight, cpu.idle)
+    "cpu-weight" in ["cgroup.bpf.h"] {
+        /// Leave out the weights of cgroups: cpu.weight and cpu.idle have no effect
+        ///
+        /// All tasks share the CPUs by their nice values alone, so a container with many tasks gets
+        /// more CPU time than a container with few.
+        Whole(no_cpu_weight) clears cpu_weight_enabled;
+    }
+
+    /// A cgroup stays within its limit of CPU time (cpu.max)
+    "cpu-max" in ["bandwidth.bpf.h", "parking.bpf.h"] {
+        /// Leave out the limits of cgroups: cpu.max has no effect
+        ///
+        /// A container then gets as much CPU time as its weight gives it.
+        Whole(no_cpu_max) clears cpu_max_enabled;
+    }
+
+    /// A guest uses only as many CPUs as its host gives
+    "preferred" in ["preferred.bpf.h", "late_ticks.bpf.h"] {
+        /// Leave out preferred CPUs altogether, so that they cannot be set later either
+        Whole(no_preferred) clears preferred_enabled, only Preferred;
+    }
+}
+
+#[cfg(test)]
+#[path = "mechanisms_tests.rs"]
+mod tests;
