@@ -1,13 +1,13 @@
 //! Integration tests: every mechanism in a real kernel.
 //!
-//! What the tests share: guests, each with its part of the host. Two that do not mind share it: one in
-//! virtual time, or a small one whose test has time to spare. Others have the host for themselves:
-//! they would be slowed down until time limits are missed, which would say nothing about what is
-//! tested.
-//! What the scheduler's tests share on top of that is in [`scheduler`].
+//! This file boots guests and gives each its part of the host. Two guests run at once if both are
+//! in virtual time or small. A test that measures real time, and a large guest, have the host for
+//! themselves: beside another guest they would miss time limits, which says nothing about the code
+//! under test. [`scheduler`] adds the helpers of the scheduler's tests.
 
 pub mod limit;
 pub mod scheduler;
+pub mod verifier;
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::{Guest, GuestOptions, Machine};
@@ -21,7 +21,7 @@ static HOST: Host = Host {
 };
 static AGENT: Once = Once::new();
 
-/// What guests share.
+/// The host, in parts. A guest takes one of them or all.
 struct Host {
     free: Mutex<u32>,
     freed: Condvar,
@@ -30,10 +30,10 @@ struct Host {
 impl Host {
     const PARTS: u32 = 2;
 
-    /// vCPUs of a guest in real time that boots in time beside another one.
+    /// The most vCPUs with which a guest in real time still boots in time beside another one.
     const FEW_CPUS: u32 = 8;
 
-    /// Waits until as many parts are free.
+    /// Waits until that many parts are free, and takes them.
     fn take(&'static self, parts: u32) -> Share {
         let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let mut free = self
@@ -45,7 +45,7 @@ impl Host {
     }
 }
 
-/// Parts of the host, given back when dropped.
+/// Parts of the host. Dropping it gives them back.
 pub struct Share(u32);
 
 impl Drop for Share {
@@ -62,7 +62,7 @@ pub struct TestGuest {
 }
 
 impl TestGuest {
-    /// The guest itself, for what consumes it.
+    /// Returns the guest itself, for calls that consume it.
     pub fn into_guest(mut self) -> Guest {
         self.guest.take().expect("a guest is taken once")
     }
@@ -85,14 +85,14 @@ impl DerefMut for TestGuest {
     }
 }
 
-/// Boots a preset or what `change` makes of it.
+/// Boots a preset, with the options that `change` sets, as soon as a part of the host is free.
 pub fn boot(machine: &str, change: impl FnOnce(&mut GuestOptions)) -> Result<TestGuest> {
     let options = options(machine, change)?;
     let share = share_of(&options.machine);
     boot_in(share, &options)
 }
 
-/// The same, but nothing else runs meanwhile: for what measures real time.
+/// As [`boot`], but no other guest runs meanwhile: for tests that measure real time.
 pub fn boot_alone(machine: &str, change: impl FnOnce(&mut GuestOptions)) -> Result<TestGuest> {
     let options = options(machine, change)?;
     boot_in(HOST.take(Host::PARTS), &options)
@@ -121,14 +121,20 @@ pub fn share_of(machine: &Machine) -> Share {
     HOST.take(if may_share { 1 } else { Host::PARTS })
 }
 
-/// `cargo test` builds no binaries of other packages: without this a test would boot the agent of an
-/// earlier build.
+/// Returns the arguments that run a shell script.
+pub fn shell_argv(script: &str) -> Vec<String> {
+    ["sh", "-c", script].map(str::to_string).into()
+}
+
+/// Builds the guest agent, once. `cargo test` builds no binaries of other packages, so a test would
+/// otherwise boot the agent of an earlier build.
 pub fn build_agent() -> Result<()> {
     let mut built = Ok(());
     AGENT.call_once(|| built = run_cargo_build());
     built
 }
 
+/// Builds the guest agent in the profile of the tests.
 fn run_cargo_build() -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);

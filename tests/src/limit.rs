@@ -1,4 +1,4 @@
-//! Holds a guest's vCPUs back to a known share of a CPU each, as a host does that is short of CPUs.
+//! Limits each vCPU of a guest to a known share of a CPU, as an overcommitted host does.
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
@@ -13,24 +13,28 @@ use std::time::Duration;
 
 const PERIOD_US: u64 = 100_000;
 
-/// A limit; gone when dropped.
+/// A limit on a guest's vCPUs. Dropping it ends it.
 pub enum Limit {
-    /// A group with a quota for each vCPU, and where their threads came from.
+    /// One cgroup with a quota per vCPU thread, and the cgroup from which the threads came.
     Quota(Vec<(PathBuf, u32)>, PathBuf),
-    /// Where cgroups cannot be made: QEMU is stopped and continued, all of it.
+    /// Where no cgroup can be made: a thread stops and continues all of QEMU.
     Signals(Arc<AtomicBool>, Option<JoinHandle<()>>),
 }
 
 impl Limit {
     /// Limits each vCPU to `percent` of a CPU.
     pub fn new(guest: &mut Guest, percent: u64) -> Result<Self> {
-        ensure!((1..=100).contains(&percent), "{percent} % cannot be given");
+        ensure!(
+            (1..=100).contains(&percent),
+            "a limit of {percent} % is impossible"
+        );
         match cpu_controller() {
             Some(root) => Self::quota(guest, percent, root),
             None => Ok(Self::signals(guest.qemu_pid(), percent)),
         }
     }
 
+    /// Moves each vCPU thread into a cgroup of its own, with a quota.
     fn quota(guest: &mut Guest, percent: u64, root: PathBuf) -> Result<Self> {
         let mut groups = Vec::new();
         for thread in guest.qemu_threads()? {
@@ -48,6 +52,7 @@ impl Limit {
         Ok(Limit::Quota(groups, root))
     }
 
+    /// Stops and continues QEMU in each period, so that it runs for `percent` of it.
     fn signals(pid: u32, percent: u64) -> Self {
         let ended = Arc::new(AtomicBool::new(false));
         let end = Arc::clone(&ended);
@@ -55,7 +60,7 @@ impl Limit {
         let on = Duration::from_micros(PERIOD_US * percent / 100);
         let off = Duration::from_micros(PERIOD_US) - on;
         let thread = std::thread::spawn(move || {
-            // A QEMU that is gone needs no limit.
+            // Ends by itself when QEMU is gone.
             while !end.load(Ordering::Relaxed) && kill(pid, Signal::SIGSTOP).is_ok() {
                 std::thread::sleep(off);
                 let _ = kill(pid, Signal::SIGCONT);
@@ -66,7 +71,7 @@ impl Limit {
     }
 }
 
-/// A mounted cgroup v1 hierarchy with the CPU controller in which groups can be made.
+/// Returns the mounted cgroup v1 hierarchy of the CPU controller, if groups can be made in it.
 fn cpu_controller() -> Option<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
     let root = mounts.lines().find_map(|line| {
@@ -96,7 +101,7 @@ impl Drop for Limit {
         match self {
             Limit::Quota(groups, root) => {
                 for (group, thread) in groups {
-                    // A thread that has ended has left by itself.
+                    // Fails if the thread has ended, which has left the group by then.
                     let _ = std::fs::write(root.join("tasks"), thread.to_string());
                     if let Err(error) = std::fs::remove_dir(&*group) {
                         eprintln!("could not remove {}: {error}", group.display());

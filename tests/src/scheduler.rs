@@ -1,9 +1,9 @@
-//! What the tests of scx_magpie share: the programs under test, a machine without noise, and a
-//! scheduler that is watched while a test uses it.
+//! Helpers of scx_magpie's tests: the programs under test, machines without noise, and [`under`],
+//! which loads a scheduler for a test and checks that it stayed loaded.
 //!
-//! Most of these tests run on [`VT8`], a machine in virtual time: what they measure does not depend
-//! on what else the host does, so that a bar of 1 % can be held against one run, and a single task
-//! that waits beside an idle CPU for longer than a tick is a fault of the scheduler.
+//! Most of these tests run on [`VT8`], a machine in virtual time. Their results do not depend on
+//! the load of the host, so one run can be held against a bar of 1 %, and a single task that waits
+//! beside an idle CPU for longer than a tick is a fault of the scheduler.
 
 use crate::{TestGuest, boot, boot_alone};
 use anyhow::{Context, Result, bail, ensure};
@@ -14,19 +14,23 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Two LLCs of two cores of two threads, in virtual time.
-pub const VT8: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/machines/vt8.toml");
-/// The same with a node for each LLC, and without SMT.
-pub const VT8_NODES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/machines/vt8nodes.toml");
+/// The scheduler under test.
+pub const MAGPIE: &str = "scx_magpie";
 
-/// Real time that a command may take whose own, virtual, time is bounded: hosts can be slow.
+/// Two LLCs of two cores of two threads, in virtual time.
+pub const VT8: &str = "vt8";
+/// The same with a node for each LLC, and without SMT.
+pub const VT8_NODES: &str = "vt8nodes";
+
+/// The limit, in real time, of a command that itself ends after a bounded virtual time. It is long,
+/// because hosts can be slow.
 pub const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What is built once per test program: the error, if it failed, is told by every test.
+/// The folder of the built programs. Every test reports the error if the build failed.
 static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 
-/// A program of this workspace, of the current sources, as users build it: `cargo test` builds no
-/// binaries of other packages.
+/// Returns a program of this workspace, built from the current sources with users' settings.
+/// `cargo test` builds no binaries of other packages, so the first call builds them.
 pub fn program(name: &str) -> Result<PathBuf> {
     let folder = BUILT.get_or_init(|| build().map_err(|error| format!("{error:#}")));
     let file = match folder {
@@ -37,6 +41,7 @@ pub fn program(name: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
+/// Builds all programs of the workspace, and returns their folder.
 fn build() -> Result<PathBuf> {
     let tree = place::source_tree().context("the tests need the source tree")?;
     let target = match std::env::var_os("CARGO_TARGET_DIR") {
@@ -44,8 +49,8 @@ fn build() -> Result<PathBuf> {
         None => tree.join("target"),
     };
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    // All of the workspace: a choice of packages would choose other features of what they share, and
-    // build it again.
+    // All of the workspace: with fewer packages cargo would choose other features of the crates
+    // that they share, and build those again.
     let status = Command::new(cargo)
         .args(["build", "--quiet", "--release", "--workspace", "--bins"])
         .current_dir(&tree)
@@ -64,14 +69,14 @@ pub fn boot_for_magpie(machine: &str, change: impl FnOnce(&mut GuestOptions)) ->
     })
 }
 
-/// The same, but nothing else runs meanwhile: for what measures real time.
+/// As [`boot_for_magpie`], but no other guest runs meanwhile: for tests that measure real time.
 pub fn boot_for_magpie_alone(machine: &str) -> Result<TestGuest> {
     let files = programs()?;
     boot_alone(machine, |options| add_magpie(options, files))
 }
 
 fn programs() -> Result<Vec<PathBuf>> {
-    Ok(vec![program("scx_magpie")?, program("magpie-load")?])
+    Ok(vec![program(MAGPIE)?, program("magpie-load")?])
 }
 
 fn add_magpie(options: &mut GuestOptions, files: Vec<PathBuf>) {
@@ -79,14 +84,23 @@ fn add_magpie(options: &mut GuestOptions, files: Vec<PathBuf>) {
     options.packages = vec!["rt-tests".into()];
 }
 
-/// Words as the arguments of a command.
+/// Splits a command at its spaces.
 pub fn words(command: &str) -> Vec<String> {
     command.split_whitespace().map(String::from).collect()
 }
 
-/// Runs a shell script that must succeed; its standard output.
+/// Runs a shell script that must succeed, and returns its standard output.
 pub fn shell(guest: &mut Guest, script: &str) -> Result<String> {
     guest.capture(&["sh", "-c", script], PATIENCE)
+}
+
+/// Runs a command. Returns its exit code, and all that it printed to standard output and error.
+pub fn code_and_output(guest: &mut Guest, command: &str) -> Result<(i32, String)> {
+    let mut output = Vec::new();
+    let result = guest.exec(&words(command), PATIENCE, &mut |_, bytes| {
+        output.extend_from_slice(bytes);
+    })?;
+    Ok((result.code, String::from_utf8_lossy(&output).into_owned()))
 }
 
 /// Takes a CPU offline or brings it back.
@@ -96,15 +110,15 @@ pub fn set_online(guest: &mut Guest, cpu: u32, online: bool) -> Result<()> {
     shell(guest, &format!("echo {digit} > {file}")).map(|_| ())
 }
 
-/// Runs a command that prints one JSON object. An exit code of 2 means that what it checked does not
-/// hold; the object says so as well.
+/// Runs a command that prints one JSON object, and returns it. Exit code 2 is no error: magpie-load
+/// ends with it when a check does not hold, and the object says so as well.
 pub fn json(guest: &mut Guest, command: &str) -> Result<Value> {
     let script = format!("{command} || [ $? = 2 ]");
     let text = shell(guest, &script)?;
     serde_json::from_str(&text).with_context(|| format!("{command} printed:\n{text}"))
 }
 
-/// A number in a JSON object, by its path.
+/// Returns a number in a JSON object by its path, such as `/cpus/3/turns`.
 pub fn number(value: &Value, pointer: &str) -> Result<f64> {
     value
         .pointer(pointer)
@@ -112,16 +126,20 @@ pub fn number(value: &Value, pointer: &str) -> Result<f64> {
         .with_context(|| format!("no number at {pointer} in {value}"))
 }
 
-/// A thread of the fair class that sleeps a millisecond at a time, and the histogram of how late it was.
+/// A command: a thread of the fair class sleeps for a millisecond at a time, and the histogram of
+/// its wakeup latencies is printed.
 pub const CYCLICTEST: &str = "cyclictest -q -t 1 -i 1000 --policy=other -h 100000";
 
-/// How late the thread was each time, in the histogram's unit (microseconds, with `-N` nanoseconds) in
-/// ascending order, from [`CYCLICTEST`]'s output.
+/// Returns the wakeup latencies that [`CYCLICTEST`] printed, in ascending order. They are in the
+/// histogram's unit: microseconds, or with `-N` nanoseconds.
 pub fn late_by_cyclictest(histogram: &str) -> Result<Vec<f64>> {
     let mut late = Vec::new();
     let lines = histogram.lines().filter(|line| !line.starts_with('#'));
     for (time, times) in lines.filter_map(|line| line.split_once(' ')) {
-        let times = times.trim().parse().context("a number of times")?;
+        let times = times
+            .trim()
+            .parse()
+            .context("read the count of a latency")?;
         late.extend(std::iter::repeat_n(time.parse::<f64>()?, times));
     }
     let count = late.len();
@@ -129,10 +147,11 @@ pub fn late_by_cyclictest(histogram: &str) -> Result<Vec<f64>> {
     Ok(late)
 }
 
-/// Runs `test` under a scheduler, which must still be the same one afterwards, and end well.
+/// Loads a scheduler, runs `test`, and stops the scheduler, which must have stayed loaded and must
+/// exit with 0.
 ///
-/// The kernel counts how often a scheduler was enabled since boot; were that more than once, the
-/// scheduler would have been thrown out or have restarted in between.
+/// The kernel counts how often a scheduler was enabled since boot. A count that grew by more than
+/// one shows that the kernel ended the scheduler and that it restarted.
 pub fn under<T>(
     guest: &mut Guest,
     command: &str,
@@ -141,14 +160,17 @@ pub fn under<T>(
     let before = enablings(guest)?;
     guest.start_scheduler(&words(command))?;
     let outcome = test(guest);
-    // A guest that hangs cannot be asked; then what the test found is all there is to tell.
+    // A guest that hangs does not answer. Then the error of the test itself is the one to report.
     let died = match (guest.scheduler_died(), &outcome) {
         (Ok(died), _) => died,
         (Err(_), Err(_)) => return outcome,
         (Err(error), Ok(_)) => return Err(error),
     };
     if let Some(exit) = died {
-        let report = format!("`{command}` ended meanwhile: {}", guest::explain(&exit));
+        let report = format!(
+            "`{command}` ended during the test: {}",
+            guest::explain(&exit)
+        );
         return match outcome {
             Ok(_) => bail!(report),
             Err(error) => Err(error.context(report)),
@@ -163,34 +185,36 @@ pub fn under<T>(
     let exit = guest.stop_scheduler()?;
     ensure!(
         exit.code == 0 && exit.state == "disabled",
-        "`{command}` was asked to stop: {exit:?}"
+        "`{command}` did not stop as it should: {exit:?}"
     );
     Ok(outcome)
 }
 
-/// Measures under scx_magpie as it is, then with a mechanism switched off.
+/// Measures under scx_magpie, then under scx_magpie with `switch`, which leaves a mechanism out.
+/// Returns both results, in this order.
 pub fn with_and_without<T>(
     guest: &mut Guest,
     switch: &str,
     measure: impl Fn(&mut Guest, &str) -> Result<T>,
 ) -> Result<(T, T)> {
-    let [with, without] = ["scx_magpie".to_string(), format!("scx_magpie {switch}")]
+    let [with, without] = [MAGPIE.to_string(), format!("{MAGPIE} {switch}")]
         .map(|scheduler| under(guest, &scheduler, |guest| measure(guest, &scheduler)));
     Ok((with?, without?))
 }
 
+/// Returns how often the kernel has enabled a scheduler since boot.
 fn enablings(guest: &mut Guest) -> Result<u64> {
     let text = shell(guest, "cat /sys/kernel/sched_ext/enable_seq")?;
     let count = text.trim().parse();
-    count.with_context(|| format!("not a number of times: {text:?}"))
+    count.with_context(|| format!("no count in {text:?}"))
 }
 
-/// scx_magpie's counters since it started.
+/// Returns the counters of the running scx_magpie since its start.
 pub fn counters(guest: &mut Guest) -> Result<Value> {
     json(guest, "scx_magpie --stats-json")
 }
 
-/// How much a counter grew.
+/// Returns by how much a counter grew between two readings.
 pub fn grown(before: &Value, after: &Value, counter: &str) -> Result<u64> {
     let read = |counters: &Value| {
         counters
@@ -201,7 +225,16 @@ pub fn grown(before: &Value, after: &Value, counter: &str) -> Result<u64> {
     Ok(read(after)? - read(before)?)
 }
 
-/// CPU time that cgroups have used, in ms, from what a script prints of their `cpu.stat`.
+/// Returns a line of a script that starts CPU hogs in a cgroup, by its path from the current folder.
+/// They run for a minute, or until the cgroup is killed.
+pub fn hogs_in(cgroup: &str, count: u32) -> String {
+    format!(
+        "(echo 0 > {cgroup}/cgroup.procs; exec magpie-load hogs --count {count} --seconds 60) \
+         >/dev/null 2>&1 &\n"
+    )
+}
+
+/// Returns the CPU time of cgroups, in ms, from the `usage_usec` lines of their `cpu.stat`.
 pub fn usage_ms(text: &str) -> Result<Vec<f64>> {
     text.lines()
         .filter_map(|line| line.strip_prefix("usage_usec "))

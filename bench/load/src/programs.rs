@@ -15,7 +15,7 @@ use crate::Finding;
 
 const SWITCH: &str = "/proc/sys/kernel/bpf_stats_enabled";
 
-/// List the loaded struct_ops BPF programs with their calls and the time in them.
+/// List the loaded struct_ops BPF programs: calls, time, instructions that the verifier processed.
 ///
 /// The kernel counts while kernel.bpf_stats_enabled is 1, since its last change from 0.
 #[derive(clap::Args)]
@@ -34,23 +34,25 @@ pub fn run(args: &Args) -> Result<Finding> {
         std::fs::write(SWITCH, "1")
             .with_context(|| format!("write {SWITCH}, to have BPF programs counted: root?"))?;
     }
-    let mut text = String::from("        id       calls   ns a call  program\n");
+    let mut text = String::from("        id       calls   ns a call    verified  program\n");
     let mut programs: Vec<Value> = Vec::new();
     // The iterator ends silently where reading is not permitted.
     for program in ProgInfoIter::default().filter(|p| p.ty == ProgramType::StructOps) {
         let name = program.name.to_string_lossy();
         let _ = writeln!(
             text,
-            "{:>10}  {:>10}  {:>10}  {name}",
+            "{:>10}  {:>10}  {:>10}  {:>10}  {name}",
             program.id,
             program.run_cnt,
             program
                 .run_time_ns
                 .checked_div(program.run_cnt)
-                .unwrap_or(0)
+                .unwrap_or(0),
+            program.verified_insns
         );
         programs.push(json!({
             "id": program.id, "name": name, "calls": program.run_cnt, "ns": program.run_time_ns,
+            "verified_instructions": program.verified_insns,
         }));
     }
     if programs.is_empty() {

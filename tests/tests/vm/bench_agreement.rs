@@ -1,5 +1,6 @@
-//! Our workloads against the programs that everyone knows, where both measure the same thing: a thread
-//! that a timer wakes (cyclictest), and a byte that goes to and fro (`perf bench sched pipe`).
+//! Our workloads agree with well-known programs that measure the same thing: the latency of a
+//! thread that a timer wakes (cyclictest), and the round trip of a byte through two pipes (`perf
+//! bench sched pipe`).
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
@@ -7,21 +8,22 @@ use magpie_tests::scheduler::{
     CYCLICTEST, boot_for_magpie, json, late_by_cyclictest, number, shell, under,
 };
 
-/// Largest differences, in percent of the other program's number.
+/// The largest differences that pass, in percent of the other program's figure.
 const TIMERS_AGREE: f64 = 10.0;
 const PIPES_AGREE: f64 = 3.0;
 
+/// Prints two figures in microseconds, and fails if they differ by more than `within` percent.
 fn agrees(what: &str, ours: f64, theirs: f64, within: f64) -> Result<()> {
     let percent = 100.0 * (ours / theirs - 1.0);
-    println!("{what}: {ours:.2} us, by the other {theirs:.2} us, {percent:+.1} %");
+    println!("{what}: ours {ours:.2} us, the known program {theirs:.2} us, {percent:+.1} %");
     ensure!(
         percent.abs() <= within,
-        "{what}: {ours} us, but {theirs} us by the other program"
+        "{what}: ours measures {ours} us, the known program {theirs} us"
     );
     Ok(())
 }
 
-/// How late a thread of one CPU is that wakes every millisecond, beside hogs.
+/// Compares how late both programs find a thread of CPU 3 that wakes every millisecond beside hogs.
 fn timers_agree(
     guest: &mut Guest,
     scheduler: &str,
@@ -34,7 +36,7 @@ fn timers_agree(
              taskset -c 3 {command} || exit 1; wait"
         )
     };
-    // In nanoseconds: a whole microsecond is a tenth of what is measured.
+    // In nanoseconds, because a microsecond is a tenth of these latencies.
     let theirs = shell(guest, &beside(&format!("{CYCLICTEST} -N -D 6")))?;
     let theirs = late_by_cyclictest(&theirs)?;
     let ours = "magpie-load latency --json --timer-us 1000 --threads 1 --operations 0 --seconds 6";
@@ -52,9 +54,9 @@ fn timers_agree(
     Ok(())
 }
 
-/// A round trip between two processes of one CPU: the middle of some, in turn. On several CPUs either
-/// program measures where the scheduler happened to put its two processes, which differed by 14 %
-/// from one set of runs to the next.
+/// Compares the round trip between two processes on one CPU: the median of five runs of each
+/// program, in turn. On several CPUs the figure depends on where the scheduler placed the two
+/// processes; it differed by 14 % from one set of runs to the next.
 fn pipes_agree(guest: &mut Guest, scheduler: &str) -> Result<()> {
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for _ in 0..5 {
@@ -78,10 +80,11 @@ fn pipes_agree(guest: &mut Guest, scheduler: &str) -> Result<()> {
     )
 }
 
+/// Compares all workloads with the known programs, under the scheduler that runs.
 fn all_agree(guest: &mut Guest, scheduler: &str) -> Result<()> {
     const ALL: [(&str, usize); 3] = [("p50", 500), ("p90", 900), ("p99", 990)];
-    // Of a CPU that idles only the middle: what else wakes it at about that time differs from one run
-    // of the same program to the next.
+    // On an idle CPU only the median: the higher percentiles differ from one run of the same
+    // program to the next, with what else wakes the CPU at about that time.
     timers_agree(guest, scheduler, "--count 1 --cpus 0", &ALL[..1])?;
     timers_agree(guest, scheduler, "--count 1 --cpus 3", &ALL)?;
     pipes_agree(guest, scheduler)

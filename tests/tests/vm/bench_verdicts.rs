@@ -1,6 +1,6 @@
-//! The bench against known truth, on real kernels in virtual time: the same against itself is called
-//! the same, and a slowdown of 5 % is found. The runner, the guest, the report and the verdicts are
-//! those of `magpie bench`.
+//! The bench's verdicts are right on a real kernel in virtual time: EEVDF against itself is `same`,
+//! and a slowdown of 5 % is found. The runner, the guest, the report and the verdicts are those of
+//! `magpie bench`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use magpie_bench::table::{Relation, Style, relate, render};
 use magpie_bench::workload;
 use magpie_lab::{GuestOptions, Machine};
 
-/// Runs that are judged, and rounds of each.
+/// How many runs get a verdict, and how many rounds each has.
 const RUNS: usize = 3;
 const ROUNDS: usize = 6;
 
-/// Loops of a shell: work of known length.
+/// Workloads of known length: loops of a shell.
 const WORK: &str = "
 [[workload]]
 name = 'loop'
@@ -44,7 +44,7 @@ timeout_s = 60
 metric = [{ unit = 's', better = 'lower', time = true }]
 ";
 
-/// A guest in which, while the scheduler `slower` is "loaded", loops are 5 % longer.
+/// A guest that pretends to load a scheduler: from then on its loops are 5 % longer.
 struct Slowed {
     guest: Vm,
     is_slower: bool,
@@ -125,7 +125,7 @@ fn the_same_is_called_the_same_and_five_percent_are_found() -> Result<()> {
     ensure!(report.complete, "the run did not end");
     print!("{}", render(&report, Style::Text));
 
-    // As of runs of six rounds each.
+    // Cuts the one long run into runs of six rounds, and compares within one of them.
     let relation = |workload: &str, scheduler: &str, run: usize| -> Result<Relation> {
         let tests = report.tests();
         let test = tests.iter().find(|(name, _)| *name == workload);
@@ -137,10 +137,10 @@ fn the_same_is_called_the_same_and_five_percent_are_found() -> Result<()> {
         };
         let rows = of_run(BASELINE).zip(of_run(scheduler));
         rows.and_then(|(base, row)| relate(&base, &row))
-            .with_context(|| format!("{workload} under {scheduler} has no result"))
+            .with_context(|| format!("{workload} under {scheduler} has no samples"))
     };
-    // At p < 0.05 one of twenty is called different by chance; that four of nine are happens in less
-    // than one of a thousand tests.
+    // At p < 0.05 the test calls one of twenty different by chance. Four of nine are different by
+    // chance in less than one of a thousand tests.
     let mut different = 0;
     for run in 0..RUNS {
         for workload in ["loop", "loops", "forks"] {
@@ -151,8 +151,8 @@ fn the_same_is_called_the_same_and_five_percent_are_found() -> Result<()> {
     println!("{different} of {} differ from themselves", 3 * RUNS);
     ensure!(different <= RUNS, "{different} differ from themselves");
 
-    // Alone on its CPU a loop takes the same time within a per mille; six on four CPUs do not, so
-    // six rounds of them cannot show 5 %.
+    // Only of the loop that is alone on its CPU, whose time repeats within a per mille. That of six
+    // loops on four CPUs does not, so six rounds of them cannot show 5 %.
     for run in 0..RUNS {
         let slower = relation("loop", "slower", run)?;
         ensure!(

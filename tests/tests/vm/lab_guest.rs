@@ -1,17 +1,27 @@
-//! What the lab promises about guests: output and exit codes arrive, and a guest that panics, hangs
-//! or does not boot is an error with a reason, within a bounded time.
+//! The lab's guests: output and exit codes arrive, and a guest that panics, hangs or does not boot
+//! is an error with a reason, within a bounded time.
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::{Guest, GuestOptions, KernelChoice, Stream};
-use magpie_tests::boot;
+use magpie_tests::{boot, shell_argv};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::time::{Duration, Instant};
 
 const SHORT: Duration = Duration::from_secs(30);
 
-fn shell(script: &str) -> Vec<String> {
-    ["sh", "-c", script].map(str::to_string).into()
+/// Fails if more than `seconds` have passed since `began`.
+fn within(began: Instant, seconds: u64) -> Result<()> {
+    let took = began.elapsed();
+    ensure!(took < Duration::from_secs(seconds), "it took {took:?}");
+    Ok(())
+}
+
+/// Runs a script whose end the guest must not report, and returns the error.
+fn error_of(guest: &mut Guest, script: &str, limit: Duration) -> String {
+    let result = guest.exec(&shell_argv(script), limit, &mut |_, _| {});
+    let error = result.expect_err("the guest reported the end of the script");
+    error.to_string()
 }
 
 #[test]
@@ -19,25 +29,29 @@ fn output_arrives_complete_and_by_stream() -> Result<()> {
     let mut guest = boot("tiny2", |_| {})?;
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let script = "head -c 300000 /dev/zero | tr '\\0' '\\377'; echo oops >&2; exit 7";
-    let result = guest.exec(&shell(script), SHORT, &mut |stream, bytes| match stream {
-        Stream::Stdout => stdout.extend_from_slice(bytes),
-        Stream::Stderr => stderr.extend_from_slice(bytes),
-    })?;
+    let result = guest.exec(
+        &shell_argv(script),
+        SHORT,
+        &mut |stream, bytes| match stream {
+            Stream::Stdout => stdout.extend_from_slice(bytes),
+            Stream::Stderr => stderr.extend_from_slice(bytes),
+        },
+    )?;
     assert_eq!(stdout, vec![0xff; 300_000]);
     assert_eq!(stderr, b"oops\n");
     assert_eq!((result.code, result.signal), (7, None));
 
-    let result = guest.exec(&shell("kill -9 $$"), SHORT, &mut |_, _| {})?;
+    let result = guest.exec(&shell_argv("kill -9 $$"), SHORT, &mut |_, _| {})?;
     assert_eq!((result.code, result.signal), (137, Some(9)));
 
-    let result = guest.exec(&shell("sleep 1"), SHORT, &mut |_, _| {})?;
+    let result = guest.exec(&shell_argv("sleep 1"), SHORT, &mut |_, _| {})?;
     ensure!(
         (0.9..10.0).contains(&result.wall_seconds),
         "a second took {result:?}"
     );
 
     let script = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done";
-    let result = guest.exec(&shell(script), SHORT, &mut |_, _| {})?;
+    let result = guest.exec(&shell_argv(script), SHORT, &mut |_, _| {})?;
     ensure!(
         result.user_seconds > 0.0 && result.max_rss_kib > 0,
         "no usage in {result:?}"
@@ -84,18 +98,9 @@ fn vcpu_threads_are_threads_of_qemu() -> Result<()> {
 fn a_command_that_takes_too_long_is_killed_and_the_guest_lives() -> Result<()> {
     let mut guest = boot("tiny2", |_| {})?;
     let began = Instant::now();
-    let error = guest.exec(
-        &shell("yes > /dev/null"),
-        Duration::from_secs(2),
-        &mut |_, _| {},
-    );
-    let error = error.expect_err("it never ends").to_string();
+    let error = error_of(&mut guest, "yes > /dev/null", Duration::from_secs(2));
     ensure!(error.contains("exceeded its limit of 2 s"), "{error}");
-    ensure!(
-        began.elapsed() < Duration::from_secs(25),
-        "it took {:?}",
-        began.elapsed()
-    );
+    within(began, 25)?;
     assert_eq!(guest.capture(&["echo", "alive"], SHORT)?, "alive\n");
     Ok(())
 }
@@ -104,20 +109,14 @@ fn a_command_that_takes_too_long_is_killed_and_the_guest_lives() -> Result<()> {
 fn a_panic_is_reported_with_the_console() -> Result<()> {
     let mut guest = boot("tiny2", |_| {})?;
     let began = Instant::now();
-    let script = shell("echo c > /proc/sysrq-trigger");
-    let error = guest.exec(&script, Duration::from_secs(120), &mut |_, _| {});
-    let error = error.expect_err("the guest is gone").to_string();
+    let panic = "echo c > /proc/sysrq-trigger";
+    let error = error_of(&mut guest, panic, Duration::from_secs(120));
     ensure!(error.contains("kernel panicked"), "{error}");
     ensure!(
         error.contains("sysrq triggered crash"),
         "no console in: {error}"
     );
-    ensure!(
-        began.elapsed() < Duration::from_secs(60),
-        "it took {:?}",
-        began.elapsed()
-    );
-    Ok(())
+    within(began, 60)
 }
 
 #[test]
@@ -125,14 +124,9 @@ fn a_guest_that_hangs_is_reported() -> Result<()> {
     let mut guest = boot("tiny2", |_| {})?;
     kill(Pid::from_raw(guest.qemu_pid() as i32), Signal::SIGSTOP)?;
     let began = Instant::now();
-    let error = guest.exec(&shell("true"), Duration::from_secs(2), &mut |_, _| {});
-    let error = error.expect_err("QEMU is stopped").to_string();
+    let error = error_of(&mut guest, "true", Duration::from_secs(2));
     ensure!(error.contains("hangs"), "{error}");
-    ensure!(
-        began.elapsed() < Duration::from_secs(40),
-        "it took {:?}",
-        began.elapsed()
-    );
+    within(began, 40)?;
     let pid = guest.qemu_pid();
     drop(guest);
     ensure!(
@@ -143,7 +137,7 @@ fn a_guest_that_hangs_is_reported() -> Result<()> {
 }
 
 #[test]
-fn a_kernel_that_is_none_is_reported() -> Result<()> {
+fn a_file_that_is_no_kernel_is_reported() -> Result<()> {
     magpie_tests::build_agent()?;
     let file = std::env::temp_dir().join(format!("magpie-garbage-{}", std::process::id()));
     std::fs::write(&file, vec![0x5a; 100_000])?;
@@ -158,15 +152,10 @@ fn a_kernel_that_is_none_is_reported() -> Result<()> {
     let began = Instant::now();
     let result = Guest::boot(&options);
     std::fs::remove_file(&file)?;
-    let error = format!("{:#}", result.expect_err("this is no kernel"));
+    let error = format!("{:#}", result.expect_err("the file is no kernel"));
     ensure!(
         error.contains("did not boot") || error.contains("QEMU ended"),
         "{error}"
     );
-    ensure!(
-        began.elapsed() < Duration::from_secs(60),
-        "it took {:?}",
-        began.elapsed()
-    );
-    Ok(())
+    within(began, 60)
 }

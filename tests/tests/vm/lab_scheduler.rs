@@ -1,7 +1,7 @@
-//! Schedulers in guests: started, stopped, their death explained; on every kernel of the matrix.
+//! The lab starts and stops schedulers in guests, on every kernel of `kernels.lock`, and explains
+//! why one ended.
 //!
-//! The scheduler is scx_magpie as `cargo build --release` left it, so the first test is also the one
-//! that shows that every kernel's verifier takes it.
+//! The scheduler is scx_magpie, as `cargo build --release` left it.
 
 use anyhow::{Context, Result, bail, ensure};
 use magpie_lab::{KernelChoice, Stream, guest, kernel, place};
@@ -12,6 +12,7 @@ use std::time::Duration;
 const SHORT: Duration = Duration::from_secs(60);
 const SCHEDULER: &str = "scx_magpie";
 
+/// Returns the scheduler that `cargo build --release` made.
 fn scheduler() -> Result<PathBuf> {
     let tree = place::source_tree().context("the tests run in the source tree")?;
     let file = tree.join("target/release").join(SCHEDULER);
@@ -63,7 +64,7 @@ fn a_scheduler_starts_works_and_stops_on_every_kernel() -> Result<()> {
             ensure!(result.code == 0, "hackbench: {result:?}");
             ensure!(
                 String::from_utf8_lossy(&output).contains("Time:"),
-                "hackbench says its time"
+                "hackbench printed no time"
             );
             if let Some(exit) = guest.scheduler_died()? {
                 bail!(
@@ -80,7 +81,7 @@ fn a_scheduler_starts_works_and_stops_on_every_kernel() -> Result<()> {
 }
 
 #[test]
-fn a_scheduler_that_the_kernel_throws_out_says_why() -> Result<()> {
+fn the_lab_says_why_the_kernel_ended_a_scheduler() -> Result<()> {
     let scheduler = scheduler()?;
     let mut guest = boot("tiny2", |options| options.files = vec![scheduler])?;
     guest.start_scheduler(&command())?;
@@ -88,7 +89,7 @@ fn a_scheduler_that_the_kernel_throws_out_says_why() -> Result<()> {
     guest.capture(&["sh", "-c", "echo S > /proc/sysrq-trigger"], SHORT)?;
     let exit = guest
         .scheduler_died()?
-        .context("the scheduler was thrown out")?;
+        .context("the kernel did not end the scheduler")?;
     ensure!(exit.state == "disabled", "{exit:?}");
     let log = exit.kernel_log.join("\n");
     ensure!(
@@ -101,16 +102,16 @@ fn a_scheduler_that_the_kernel_throws_out_says_why() -> Result<()> {
     );
     ensure!(
         guest.scheduler_died()?.is_none(),
-        "there is no scheduler any more"
+        "the scheduler is still there after its exit was taken"
     );
     guest
         .start_scheduler(&command())
-        .context("a guest serves one scheduler after the other")?;
+        .context("start another scheduler in the same guest")?;
     Ok(())
 }
 
 #[test]
-fn a_scheduler_that_cannot_start_says_why() -> Result<()> {
+fn the_lab_says_why_a_scheduler_cannot_start() -> Result<()> {
     let scheduler = scheduler()?;
     let mut guest = boot("tiny2", |options| options.files = vec![scheduler])?;
     let argv = [SCHEDULER, "--no-such-option"].map(str::to_string);

@@ -1,13 +1,16 @@
-//! Every machine preset: the guest must see its cores, caches, nodes and scheduling domains.
+//! A guest on each functional preset sees the cores, caches, nodes and scheduling domains of the
+//! preset.
 
 use anyhow::{Result, ensure};
 use magpie_lab::{Machine, topology};
 use std::time::Duration;
 
+/// Boots a preset and compares what the guest sees with it. Compares it with another preset too,
+/// which must differ, or the comparison would show nothing.
 fn check(name: &str) -> Result<()> {
     let machine = Machine::preset(name)?;
     let mut guest = magpie_tests::boot(name, |options| {
-        // 64 vCPUs on a busy host of 2 CPUs.
+        // 64 vCPUs boot slowly on a busy host of 2 CPUs.
         options.boot_timeout = Duration::from_secs(300);
     })?;
     let differences = topology::differences(&mut guest, &machine)?;

@@ -1,5 +1,6 @@
-//! All tests in virtual machines, as one program: so two guests that do not mind run at once, whatever
-//! they test, and the program is linked once. One that measures real time waits until it is alone.
+//! All tests in virtual machines, as one program. So it is linked once, and the tests of all files
+//! share one count of the host's free parts: small guests run two at once, and a test that measures
+//! real time waits until no other guest runs.
 
 mod bench_agreement;
 mod bench_verdicts;

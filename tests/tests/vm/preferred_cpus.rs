@@ -1,5 +1,5 @@
-//! Mechanism 5: tasks, interrupts and workqueues use preferred CPUs, no affinity is touched, and
-//! everything is back whatever happens to the scheduler.
+//! Preferred CPUs: tasks, interrupts and workqueues use them, no affinity changes, and interrupts
+//! and workqueues are back where they were however the scheduler ends.
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
@@ -10,9 +10,11 @@ use magpie_tests::scheduler::{
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// What follows the preferred CPUs: interrupts by their file, and unbound workqueues.
+/// The CPUs of everything that follows the preferred ones, by file: interrupts, and the mask of
+/// unbound workqueues.
 type Following = BTreeMap<String, String>;
 
+/// Reads the affinity of every interrupt, and the CPUs of unbound workqueues.
 fn following(guest: &mut Guest) -> Result<Following> {
     let script = "cd /; for file in proc/irq/*/smp_affinity_list \
                   sys/devices/virtual/workqueue/cpumask; do echo $file $(cat $file); done";
@@ -51,7 +53,8 @@ fn must_have_followed(before: &Following, now: &Following) -> Result<()> {
     Ok(())
 }
 
-/// Every task and its affinity, but for threads that follow what they serve.
+/// Returns the affinity of every task, except for threads whose affinity follows an interrupt or a
+/// workqueue.
 fn affinities(guest: &mut Guest) -> Result<BTreeMap<String, String>> {
     let script = "for task in /proc/[0-9]*/task/[0-9]*; do \
                   echo $task $(sed -n 's/^Name:\\|^Cpus_allowed_list:/=/p' $task/status 2>/dev/null); \
@@ -74,6 +77,7 @@ fn affinities(guest: &mut Guest) -> Result<BTreeMap<String, String>> {
     Ok(tasks)
 }
 
+/// Fails unless every task that is still there has the affinity that it had before.
 fn must_have_kept(before: &BTreeMap<String, String>, now: &BTreeMap<String, String>) -> Result<()> {
     for (task, cpus) in now {
         let was = before.get(task).unwrap_or(cpus);
@@ -84,11 +88,13 @@ fn must_have_kept(before: &BTreeMap<String, String>, now: &BTreeMap<String, Stri
     Ok(())
 }
 
+/// Runs `scx_magpie preferred` with options, and returns what it printed.
 fn preferred(guest: &mut Guest, options: &str) -> Result<Value> {
     json(guest, &format!("scx_magpie preferred --json {options}"))
 }
 
-/// Starts hogs whose numbers are kept in a file. Nice, or the tests' own commands would wait for them.
+/// Starts hogs behind a command such as taskset (`prefix`), and keeps their process numbers in a
+/// file. They are nice, or the tests' own commands would wait for them.
 fn start_hogs(guest: &mut Guest, file: &str, count: u32, prefix: &str) -> Result<()> {
     let script = format!(
         "for i in $(seq {count}); do {prefix} sh -c 'renice 19 $$; exec magpie-load burn' \
@@ -97,14 +103,14 @@ fn start_hogs(guest: &mut Guest, file: &str, count: u32, prefix: &str) -> Result
     shell(guest, &script).map(|_| ())
 }
 
-/// Hogs that may run everywhere, and one that may not. Once the scheduler is there: it would be loaded
-/// beside them for a minute.
+/// Starts hogs that may run everywhere, and one that may run on CPU 5 only. Call it after the
+/// scheduler was loaded: beside hogs, loading takes a minute.
 fn start_all_hogs(guest: &mut Guest, count: u32) -> Result<()> {
     start_hogs(guest, "/tmp/hogs", count, "")?;
     start_hogs(guest, "/tmp/pinned", 1, "taskset -c 5")
 }
 
-/// The CPUs that hogs are seen on, in so many looks some milliseconds apart.
+/// Returns the CPUs on which hogs run, in that many looks, ten milliseconds apart.
 fn cpus_of(guest: &mut Guest, file: &str, looks: u32) -> Result<Vec<u32>> {
     let script = format!(
         "for i in $(seq {looks}); do for hog in $(cat {file}); do \
@@ -115,7 +121,7 @@ fn cpus_of(guest: &mut Guest, file: &str, looks: u32) -> Result<Vec<u32>> {
     numbers.with_context(|| format!("CPUs of hogs: {text}"))
 }
 
-/// Clock ticks that the hogs of a file have run together.
+/// Returns how long the hogs of a file have run together, in clock ticks.
 fn ran(guest: &mut Guest, file: &str) -> Result<u64> {
     let script = format!("for hog in $(cat {file}); do cut -d ' ' -f 14 /proc/$hog/stat; done");
     let text = shell(guest, &script)?;
@@ -124,7 +130,7 @@ fn ran(guest: &mut Guest, file: &str) -> Result<u64> {
         .sum()
 }
 
-/// Both groups of hogs must go on running.
+/// Fails unless both groups of hogs still run.
 fn must_progress(guest: &mut Guest) -> Result<()> {
     for file in ["/tmp/hogs", "/tmp/pinned"] {
         let before = ran(guest, file)?;
@@ -135,7 +141,8 @@ fn must_progress(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// The scheduler acts on hotplug at once, which on a busy host can still take a moment.
+/// Fails unless these CPUs are preferred within two seconds. The scheduler acts on hotplug at once,
+/// but on a busy host that can take a moment.
 fn must_prefer(guest: &mut Guest, expected: &str) -> Result<()> {
     let mut seen = String::new();
     for _ in 0..20 {
@@ -156,7 +163,8 @@ fn tasks_interrupts_and_workqueues_use_preferred_cpus_and_no_affinity_changes() 
     let mut allowed = affinities(&mut guest)?;
 
     under(&mut guest, "scx_magpie --preferred off", |guest| {
-        // More than CPUs: a command that runs meanwhile may push one of seven to CPU 0 or 1.
+        // More hogs than CPUs: with seven, a command beside them may move one to CPU 0 or 1 by
+        // itself.
         start_all_hogs(guest, 10)?;
         allowed.extend(affinities(guest)?);
         let status = preferred(guest, "")?;
@@ -170,7 +178,7 @@ fn tasks_interrupts_and_workqueues_use_preferred_cpus_and_no_affinity_changes() 
             status["preferred"] == "0-1" && status["mode"] == "set",
             "{status}"
         );
-        // A tick or two; a vCPU that the host does not run has no ticks.
+        // Hogs move at a tick. A vCPU that the host does not run has none, so this is many ticks.
         shell(guest, "sleep 0.3")?;
         let cpus = cpus_of(guest, "/tmp/hogs", 30)?;
         ensure!(cpus == [0, 1], "hogs run on {cpus:?}");
@@ -203,9 +211,12 @@ fn tasks_interrupts_and_workqueues_use_preferred_cpus_and_no_affinity_changes() 
         let cpus = cpus_of(guest, "/tmp/hogs", 50)?;
         ensure!(
             cpus.len() >= 6,
-            "off, and yet the hogs run only on {cpus:?}"
+            "with preferred CPUs off, the hogs run only on {cpus:?}"
         );
-        ensure!(following(guest)? == before, "off, and not all is as before");
+        ensure!(
+            following(guest)? == before,
+            "with preferred CPUs off, interrupts or workqueues are not where they were"
+        );
 
         // Stopped while restricted.
         preferred(
@@ -223,7 +234,10 @@ fn tasks_interrupts_and_workqueues_use_preferred_cpus_and_no_affinity_changes() 
         );
         Ok(())
     })?;
-    ensure!(following(&mut guest)? == before, "not all is as before");
+    ensure!(
+        following(&mut guest)? == before,
+        "interrupts or workqueues are not where they were"
+    );
     must_have_kept(&allowed, &affinities(&mut guest)?)?;
     guest.into_guest().shutdown()
 }
@@ -240,7 +254,7 @@ fn preferred_cpus_may_go_offline() -> Result<()> {
             must_progress(guest)?;
             let cpus = cpus_of(guest, "/tmp/hogs", 10)?;
             ensure!(cpus == [2], "hogs run on {cpus:?}");
-            // The last one gone: never none, so all.
+            // No preferred CPU is left online: then all online CPUs are preferred.
             set_online(guest, 2, false)?;
             must_prefer(guest, "0,3-7")?;
             must_progress(guest)?;
@@ -254,7 +268,7 @@ fn preferred_cpus_may_go_offline() -> Result<()> {
     guest.into_guest().shutdown()
 }
 
-/// Kills the scheduler so that it can do nothing any more.
+/// Kills the scheduler with SIGKILL, so that it cannot put anything back.
 fn kill(guest: &mut TestGuest) -> Result<()> {
     shell(guest, "kill -9 $(pidof scx_magpie)")?;
     let exit = guest.stop_scheduler()?;
@@ -263,7 +277,7 @@ fn kill(guest: &mut TestGuest) -> Result<()> {
 }
 
 #[test]
-fn a_killed_scheduler_is_recovered_from() -> Result<()> {
+fn everything_is_put_back_after_a_kill_and_after_an_error() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     let before = following(&mut guest)?;
     let allowed = affinities(&mut guest)?;
@@ -276,7 +290,7 @@ fn a_killed_scheduler_is_recovered_from() -> Result<()> {
     )?;
     ensure!(refused.contains("stop it first"), "{refused}");
     kill(&mut guest)?;
-    must_have_followed(&before, &following(&mut guest)?).context("kill -9 leaves it behind")?;
+    must_have_followed(&before, &following(&mut guest)?).context("after kill -9")?;
     shell(&mut guest, "scx_magpie restore")?;
     ensure!(
         following(&mut guest)? == before,
@@ -292,7 +306,7 @@ fn a_killed_scheduler_is_recovered_from() -> Result<()> {
     })?;
     must_have_kept(&allowed, &affinities(&mut guest)?)?;
 
-    // Ended by the kernel and not by the user.
+    // Now the kernel ends the scheduler, not the user.
     guest.start_scheduler(&words("scx_magpie --preferred 0-1"))?;
     shell(
         &mut guest,
@@ -301,18 +315,18 @@ fn a_killed_scheduler_is_recovered_from() -> Result<()> {
     )?;
     guest
         .scheduler_died()?
-        .context("the scheduler was thrown out")?;
+        .context("the kernel did not end the scheduler")?;
     guest.stop_scheduler()?;
     ensure!(
         following(&mut guest)? == before,
-        "an error leaves it behind"
+        "after an error, interrupts or workqueues are not where they were"
     );
     shell(&mut guest, "test ! -e /run/scx_magpie/host-state.json")?;
     guest.into_guest().shutdown()
 }
 
 #[test]
-fn alone_it_leaves_the_rest_plain() -> Result<()> {
+fn alone_it_loads_no_other_mechanism() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     under(
         &mut guest,
@@ -325,7 +339,7 @@ fn alone_it_leaves_the_rest_plain() -> Result<()> {
             let counters = counters(guest)?;
             ensure!(
                 counters["steal_gated"] == 0,
-                "searches are gated: {counters}"
+                "the gate of stealing is loaded: {counters}"
             );
             shell(guest, "kill $(cat /tmp/hogs)").map(|_| ())
         },

@@ -1,5 +1,6 @@
-//! Mechanism 5: steal time that no hypervisor exposes, estimated from late ticks. A guest is held
-//! back from outside, by a known share, and must notice; an idle one must not imagine any.
+//! Preferred CPUs: where the hypervisor exposes no steal time, the estimate from late ticks is
+//! right. The host withholds a known share of each vCPU, and the estimate must be near it. In an
+//! idle guest the estimate must be near zero.
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 const SCHEDULER: &str = "scx_magpie --preferred off --period 1000";
 const PERIODS: u32 = 6;
 
-/// The steal time of the last complete period, in percent.
+/// Returns the estimated steal time of the last complete period, in percent.
 fn estimate(guest: &mut Guest) -> Result<f64> {
     let status = json(guest, "scx_magpie preferred --json")?;
     ensure!(
@@ -20,7 +21,7 @@ fn estimate(guest: &mut Guest) -> Result<f64> {
     number(&status, "/steal_percent")
 }
 
-/// Seconds of CPU time that the vCPUs' threads have had.
+/// Returns the CPU time that the host has given to all vCPUs so far, in seconds.
 fn vcpu_seconds(guest: &mut Guest) -> Result<f64> {
     let pid = guest.qemu_pid();
     let mut ns = 0.0;
@@ -41,7 +42,7 @@ fn the_estimate_is_what_the_host_withholds() -> Result<()> {
         shell(guest, "sleep 3")?;
         let idle = estimate(guest)?;
         println!("idle: {idle:.1} %");
-        ensure!(idle <= 1.0, "an idle guest imagines {idle} % of steal time");
+        ensure!(idle <= 1.0, "in an idle guest the estimate is {idle} %");
 
         shell(
             guest,

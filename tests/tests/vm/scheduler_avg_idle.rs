@@ -1,17 +1,20 @@
-//! Mechanism 3: the average idle time is true, however an idle period ends.
+//! Stealing: a CPU's average idle time (avg_idle) is within 10 % of the truth, however its idle
+//! periods end.
 //!
-//! An exec ends none by itself: the kernel does not move tasks of sched_ext at exec. So there the
-//! fork before it does, as when a shell starts a program. A push ends as a steal does: the idle CPU is
-//! woken, and takes.
+//! An exec ends no idle period by itself, because the kernel moves no sched_ext task at an exec. So
+//! the fork before the exec ends it, as when a shell starts a program. A push ends one as a steal
+//! does: the idle CPU is kicked and steals.
 
 use anyhow::{Context, Result, ensure};
 use magpie_tests::scheduler::{boot_for_magpie, json, number, under};
 use serde_json::Value;
 
-/// Nothing else on CPU 3, not even the scheduler's own threads: each visit would end a period.
+/// The scheduler's own threads stay on CPU 0: on CPU 3 each of their wakeups would end an idle
+/// period.
 const SCHEDULER: &str = "taskset -c 0 scx_magpie --preferred off";
 
-/// An average that moves by an eighth with each period is read often, to be averaged itself.
+/// Reads the average often, because each idle period moves it by an eighth. The test averages what
+/// was read.
 const READ: &str = "for i in $(seq 30); do scx_magpie cpus --json; sleep 0.01; done";
 
 #[test]
@@ -34,7 +37,9 @@ fn the_average_is_true_however_work_arrives() -> Result<()> {
             let periods = found["periods_us"].as_array().context("idle periods")?;
             let periods: Vec<f64> = periods.iter().filter_map(Value::as_f64).collect();
             let truth = periods.iter().sum::<f64>() / periods.len() as f64;
-            let observed = found["observed"].as_array().context("what was observed")?;
+            let observed = found["observed"]
+                .as_array()
+                .context("the readings of the average")?;
             let mut sum = 0.0;
             for status in observed {
                 sum += number(status, "/cpus/3/avg_idle_ns")? / 1e3;

@@ -1,4 +1,5 @@
-//! Mechanism 4a: busy CPUs even out what idle ones cannot, for the whole LLC by turns.
+//! Balancing: busy CPUs pull tasks from CPUs whose tasks get less, and the CPUs of an LLC take
+//! turns to scan other LLCs.
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
@@ -6,8 +7,8 @@ use magpie_tests::scheduler::{VT8, boot_for_magpie, json, number, shell, under, 
 
 const ATTEMPTS: usize = 5;
 
-/// Milliseconds until twelve hogs that were held on one LLC are even over both, the longest of some
-/// attempts; the limit if they never were.
+/// Returns how long it takes, in ms, until twelve hogs that were confined to one LLC are evenly
+/// spread over both: the longest of five attempts, or the limit of 300 ms if they never were.
 fn even_out(guest: &mut Guest, scheduler: &str) -> Result<f64> {
     let mut times = Vec::new();
     for _ in 0..ATTEMPTS {
@@ -18,23 +19,23 @@ fn even_out(guest: &mut Guest, scheduler: &str) -> Result<f64> {
     Ok(times.into_iter().fold(0.0, f64::max))
 }
 
-/// The bar: 50 ms.
+/// The bar is 50 ms.
 #[test]
-fn what_affinity_held_together_evens_out_once_it_may() -> Result<()> {
+fn confined_hogs_spread_evenly_once_they_may() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     even_out(&mut guest, "EEVDF")?;
     let (with, without) = with_and_without(&mut guest, "--no-steal", even_out)?;
     ensure!(with <= 50.0, "it took {with} ms");
     ensure!(
         without > 50.0,
-        "without stealing it takes as long: {without} ms"
+        "without stealing it takes no longer: {without} ms"
     );
     guest.into_guest().shutdown()
 }
 
-/// Each busy CPU of an LLC looks at the others for it: the bar is twice the mean.
+/// The balance duty rotates: no CPU has it more than twice as often as the mean of its LLC.
 #[test]
-fn no_cpu_looks_around_for_all_others() -> Result<()> {
+fn the_balance_duty_rotates() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     under(&mut guest, "scx_magpie", |guest| {
         shell(guest, "magpie-load hogs --count 13 --seconds 2")?;
@@ -46,9 +47,9 @@ fn no_cpu_looks_around_for_all_others() -> Result<()> {
         println!("turns of each CPU: {turns:?}");
         for llc in turns.chunks(4) {
             let mean = llc.iter().sum::<f64>() / llc.len() as f64;
-            ensure!(mean >= 5.0, "nobody looked around: {turns:?}");
+            ensure!(mean >= 5.0, "hardly any CPU scanned other LLCs: {turns:?}");
             let most = llc.iter().copied().fold(0.0, f64::max);
-            ensure!(most <= 2.0 * mean, "one CPU does it for all: {turns:?}");
+            ensure!(most <= 2.0 * mean, "one CPU scans for all: {turns:?}");
         }
         Ok(())
     })?;

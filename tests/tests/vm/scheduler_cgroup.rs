@@ -1,18 +1,17 @@
-//! Mechanism 0, continued: cgroups keep their share. The bar: siblings with weights 100, 200 and 400
-//! full of CPU hogs are within 5 % of their shares over ten seconds, two levels deep, on one, two and
-//! eight CPUs; a cgroup with many tasks gets no more than one with few. Printed beside it: the kernel's
-//! own scheduler. Without the mechanism, each task counts.
+//! cpu-weight: cgroups get their shares. The bar is 5 % of the share over ten seconds, for siblings
+//! of weights 100, 200 and 400 full of CPU hogs, two levels deep, on one, two and eight CPUs. A
+//! cgroup with many tasks gets no more than one with few. The test prints the figures of the
+//! kernel's own scheduler too. Without the mechanism each task gets the same, whatever its cgroup.
 
 use anyhow::{Result, ensure};
 use magpie_lab::Guest;
 use magpie_tests::scheduler::{
-    VT8, boot_for_magpie, counters, grown, number, shell, under, usage_ms,
+    MAGPIE, VT8, boot_for_magpie, counters, grown, number, shell, under, usage_ms,
 };
 
-const MAGPIE: &str = "scx_magpie";
 const BAR_PERCENT: f64 = 5.0;
 
-/// A cgroup below the root, with so many CPU hogs in it; without any it has children.
+/// A cgroup below the root with CPU hogs. One without hogs has children.
 struct Group {
     path: &'static str,
     weight: &'static str,
@@ -30,7 +29,7 @@ const SIBLINGS: [Group; 3] = [
     group("c", "400", 6),
 ];
 
-/// The same two levels deep, beside another.
+/// The same one level deeper, beside a cgroup with the weight of their parent.
 const DEEP: [Group; 6] = [
     group("p", "100", 0),
     group("q", "100", 0),
@@ -41,7 +40,7 @@ const DEEP: [Group; 6] = [
 ];
 const DEEP_SHARES: [f64; 6] = [0.5, 0.5, 1.0 / 14.0, 2.0 / 14.0, 4.0 / 14.0, 0.5];
 
-/// Two levels, and the lighter of each pair has more tasks.
+/// Two levels. In each pair the lighter cgroup has more tasks.
 const NESTED: [Group; 6] = [
     group("p", "100", 0),
     group("q", "300", 0),
@@ -59,7 +58,8 @@ const NESTED_SHARES: [f64; 6] = [
     0.75 / 3.0,
 ];
 
-/// CPU seconds of each cgroup within `seconds`, after two seconds in which the shares settle.
+/// Returns the CPU time of each cgroup within `seconds`, in seconds. Before, the shares have two
+/// seconds to settle.
 fn run(guest: &mut Guest, groups: &[Group], cpus: &str, seconds: u32) -> Result<Vec<f64>> {
     let mut start = String::from("cd /sys/fs/cgroup\n");
     for Group { path, weight, hogs } in groups {
@@ -77,7 +77,8 @@ fn run(guest: &mut Guest, groups: &[Group], cpus: &str, seconds: u32) -> Result<
         };
     }
     let paths: Vec<_> = groups.iter().map(|group| group.path).collect();
-    // One process reads them all: between two, on a busy CPU, time passes that only some count.
+    // One process reads all files: between two processes on a busy CPU, time passes that only the
+    // later files count.
     let files: Vec<_> = paths.iter().map(|p| format!("{p}/cpu.stat")).collect();
     let read = format!("grep -h ^usage_usec {}", files.join(" "));
     let deepest_first: Vec<_> = paths.iter().rev().copied().collect();
@@ -94,8 +95,8 @@ fn run(guest: &mut Guest, groups: &[Group], cpus: &str, seconds: u32) -> Result<
         .collect())
 }
 
-/// The largest deviation from the shares, in percent of the share. What a cgroup has children for
-/// is in `times` twice.
+/// Returns the largest deviation from the shares, in percent of the share. Only leaves count for
+/// the sum: the time of a child is in its parent's too.
 fn deviation(groups: &[Group], times: &[f64], shares: &[f64]) -> f64 {
     let leaves = || groups.iter().zip(times).filter(|(group, _)| group.hogs > 0);
     let all: f64 = leaves().map(|(_, time)| time).sum();
@@ -106,7 +107,7 @@ fn deviation(groups: &[Group], times: &[f64], shares: &[f64]) -> f64 {
         .fold(0.0, f64::max)
 }
 
-/// Runs the groups and prints what they got.
+/// Runs the groups, prints the CPU time of each, and returns the largest deviation in percent.
 fn measure(
     guest: &mut Guest,
     scheduler: &str,
@@ -149,7 +150,7 @@ fn cgroups_share_by_weight() -> Result<()> {
             ensure!(off <= BAR_PERCENT, "CPUs {cpus}: {off} % from fair");
         }
 
-        // Beside a cgroup with cpu.idle the other has nearly all, and neither starves.
+        // A cgroup with cpu.idle leaves nearly all to the other, and does not starve.
         let pair = [group("a", "100", 2), group("b", "idle", 1)];
         let times = run(guest, &pair, "0", 5)?;
         let share = 100.0 * times[1] / (times[0] + times[1]);
@@ -166,10 +167,13 @@ fn cgroups_share_by_weight() -> Result<()> {
         Ok(())
     })?;
 
-    // What is tested is the mechanism: without it, each task counts.
+    // Without the mechanism the shares must be wrong, or the bar above would show nothing.
     under(&mut guest, "scx_magpie --no-cpu-weight", |guest| {
         let off = measure(guest, "without", (&NESTED, &NESTED_SHARES), "0", 2)?;
-        ensure!(off > 10.0 * BAR_PERCENT, "fair without: {off} %");
+        ensure!(
+            off > 10.0 * BAR_PERCENT,
+            "without the mechanism the shares are right too: {off} %"
+        );
         let counted = counters(guest)?;
         ensure!(counted["share_update"] == 0, "{counted}");
         Ok(())
@@ -177,8 +181,10 @@ fn cgroups_share_by_weight() -> Result<()> {
     guest.into_guest().shutdown()
 }
 
-/// Threads of one process in cgroups of their own, and cgroups that belong to a user, who may give his
-/// own any weights and still has no more than was given to him. Prints how long each ran, in ms.
+/// A script: two threads of one process in cgroups of their own, and a cgroup that is delegated to
+/// a user, whose children have weights above its own, beside another cgroup. The children together
+/// must get no more than the delegated cgroup's share. It prints the CPU time of each, before and
+/// after.
 const THREADED_AND_DELEGATED: &str = "cd /sys/fs/cgroup\n\
     mkdir -p t/a t/b; echo threaded > t/a/cgroup.type; echo threaded > t/b/cgroup.type\n\
     echo +cpu > t/cgroup.subtree_control; echo 400 > t/b/cpu.weight\n\
@@ -197,7 +203,7 @@ const THREADED_AND_DELEGATED: &str = "cd /sys/fs/cgroup\n\
     for g in t d e; do echo 1 > $g/cgroup.kill; done; sleep 1; rmdir t/a t/b t d/x d/y d e";
 
 #[test]
-fn threads_have_cgroups_and_users_have_their_own() -> Result<()> {
+fn threaded_and_delegated_cgroups_get_their_shares() -> Result<()> {
     let mut guest = boot_for_magpie("vt4", |options| {
         options.packages.push("util-linux".into());
     })?;
@@ -224,7 +230,7 @@ fn threads_have_cgroups_and_users_have_their_own() -> Result<()> {
     guest.into_guest().shutdown()
 }
 
-/// Tasks move between cgroups, weights change, cgroups come and go, all under load.
+/// Tasks move between cgroups, weights change, and cgroups are made and removed, all under load.
 #[test]
 fn a_thousand_cgroups_come_and_go() -> Result<()> {
     const CHURN: &str = "cd /sys/fs/cgroup\n\
@@ -248,7 +254,7 @@ fn a_thousand_cgroups_come_and_go() -> Result<()> {
         shell(guest, CHURN)?;
         let after = counters(guest)?;
         ensure!(grown(&before, &after, "cgroup_lumped")? == 0, "{after}");
-        // Nothing is left over from those that are gone: shares are as ever.
+        // Removed cgroups leave nothing behind that changes the shares of others.
         let off = measure(guest, MAGPIE, (&SIBLINGS, &SEVENTHS), "0", 3)?;
         ensure!(off <= BAR_PERCENT, "after the churn: {off} % from fair");
         Ok(())

@@ -1,14 +1,12 @@
-//! Mechanism 0: CPU time is shared by weight. The bars: equal CPU hogs within 1 % of each other over
-//! 10 s, ratios of nice levels within 5 %.
+//! Fair queues: CPU time is shared by weight. The bars: equal CPU hogs get the same within 1 % over
+//! 10 s, and ratios of nice levels are right within 5 %.
 
 use anyhow::{Result, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{VT8, boot_for_magpie, json, number, under};
+use magpie_tests::scheduler::{MAGPIE, VT8, boot_for_magpie, json, number, under};
 use serde_json::Value;
 
-const MAGPIE: &str = "scx_magpie";
-
-/// CPU seconds of each hog, and what magpie-load says about them.
+/// Runs hogs, and returns the CPU time of each in seconds and the object that magpie-load printed.
 fn hogs(guest: &mut Guest, arguments: &str) -> Result<(Vec<f64>, Value)> {
     let found = json(guest, &format!("magpie-load hogs --json {arguments}"))?;
     let hogs = found["hogs"].as_array().map_or(&[][..], Vec::as_slice);
@@ -36,7 +34,7 @@ fn hogs_of_one_queue_share_by_weight() -> Result<()> {
         let deviation = number(&nice, "/deviation_percent")?;
         ensure!(deviation <= 5.0, "nice levels: {deviation} % from fair");
 
-        // Weights 1024 and 3: the one may not be disturbed, the other must not starve.
+        // Weights 1024 and 3: the light task must not disturb the other, and must not starve.
         let (times, _) = hogs(guest, "--count 2 --policy other,idle --cpus 0 --seconds 10")?;
         let share = 100.0 * times[1] / (times[0] + times[1]);
         ensure!(
@@ -64,8 +62,8 @@ fn hogs_of_several_cpus_share_by_weight() -> Result<()> {
     guest.into_guest().shutdown()
 }
 
-/// How far twelve hogs on eight CPUs are apart, in percent: the mean of three runs, since one run of
-/// either scheduler tells little (EEVDF's were seen between 9 % and 50 %).
+/// Returns how far the CPU times of twelve hogs on eight CPUs are apart, in percent: the mean of
+/// three runs, because single runs differ much (EEVDF's were between 9 % and 50 %).
 fn spread_of_twelve(guest: &mut Guest) -> Result<f64> {
     let mut sum = 0.0;
     for _ in 0..3 {
@@ -75,7 +73,7 @@ fn spread_of_twelve(guest: &mut Guest) -> Result<f64> {
     Ok(sum / 3.0)
 }
 
-/// Four of the CPUs have one hog more than the others, whoever they are: without rotation some hogs
+/// At any time four of the CPUs have two hogs and four have one. If hogs never changed places, some
 /// would have a CPU to themselves and the others half of one.
 #[test]
 fn hogs_that_do_not_divide_evenly_fare_no_worse_than_under_eevdf() -> Result<()> {

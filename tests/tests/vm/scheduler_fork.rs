@@ -1,4 +1,4 @@
-//! Mechanism 2, continued: new tasks are spread over LLCs, also while none of them is busy.
+//! Forks: new tasks are spread over LLCs, even if all CPUs are idle.
 
 use anyhow::{Result, ensure};
 use magpie_lab::Guest;
@@ -8,8 +8,8 @@ use magpie_tests::scheduler::{
 
 const CHILDREN: usize = 12;
 
-/// How many of a shell's children sleep on CPUs 4 to 7, and how many on the others: the smaller number.
-/// None of them runs by the time that the next is forked.
+/// A shell forks children that sleep. Returns how many of them are in the LLC that has fewer. Each
+/// has gone to sleep before the next is forked, so all CPUs are idle at each fork.
 fn fewer_of_children(guest: &mut Guest, scheduler: &str) -> Result<f64> {
     let command = format!(
         "for child in $(seq {CHILDREN}); do\n\
@@ -30,16 +30,18 @@ fn fewer_of_children(guest: &mut Guest, scheduler: &str) -> Result<f64> {
     Ok(far.min(CHILDREN - far) as f64)
 }
 
+/// Fails unless four children of twelve or more are in the LLC that has fewer, and at most two
+/// without the mechanism.
 fn children_are_spread(machine: &str) -> Result<()> {
     let mut guest = boot_for_magpie(machine, |_| {})?;
     let (with, without) = with_and_without(&mut guest, "--no-wakeup", fewer_of_children)?;
     ensure!(
         with >= 4.0,
-        "of {CHILDREN} children only {with} are in one LLC"
+        "one LLC has only {with} of {CHILDREN} children"
     );
     ensure!(
         without <= 2.0,
-        "with the kernel's own choice they are spread as well: {without} in one LLC"
+        "the kernel's own choice spreads them too: the LLC with fewer has {without}"
     );
     guest.into_guest().shutdown()
 }

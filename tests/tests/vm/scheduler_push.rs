@@ -1,5 +1,5 @@
-//! Mechanism 4c: a task that loses its CPU has an idle one woken for it at once. The bar: it waits
-//! beside an idle CPU for one tick at most, and for longer without the mechanism.
+//! Push: a task that loses its CPU has an idle CPU kicked for it at once. The bar: it waits beside
+//! an idle CPU for one tick at most, and without the mechanism for longer.
 
 use anyhow::{Result, ensure};
 use magpie_lab::Guest;
@@ -7,8 +7,7 @@ use magpie_tests::scheduler::{
     VT8, boot_for_magpie, counters, grown, json, number, shell, with_and_without,
 };
 
-/// Four hogs that may run on all of eight CPUs; each of these, ten times, is taken for 20 ms by a
-/// real-time task that must run there.
+/// Four hogs that may run on all eight CPUs. Ten times, a real-time task takes each CPU for 20 ms.
 const LOAD: &str = "magpie-load hogs --count 4 --seconds 5 >/dev/null &\n\
     for cpu in $(seq 0 7); do\n\
       taskset -c $cpu sh -c \"sleep 0.$((cpu * 4 + 60)); for i in $(seq -s ' ' 10); do\n\
@@ -17,13 +16,15 @@ const LOAD: &str = "magpie-load hogs --count 4 --seconds 5 >/dev/null &\n\
     done\n\
     sleep 0.5";
 
+/// How tasks waited beside an idle CPU.
 struct Waits {
-    /// Beside an idle CPU, for more than a quarter of a tick.
+    /// The number of waits of more than a quarter of a tick.
     long: f64,
-    /// In ticks.
+    /// The longest wait, in ticks.
     longest: f64,
 }
 
+/// Runs the load under the scheduler that runs, and returns how its hogs waited.
 fn watch(guest: &mut Guest, scheduler: &str) -> Result<Waits> {
     let before = counters(guest)?;
     let script = format!(
@@ -43,42 +44,46 @@ fn watch(guest: &mut Guest, scheduler: &str) -> Result<Waits> {
     let preferred = json(guest, "scx_magpie preferred --json")?;
     ensure!(
         preferred["changes"] == 0,
-        "real-time tasks were taken for a host that is short of CPUs: {preferred}"
+        "real-time tasks were taken for an overcommitted host: {preferred}"
     );
     shell(guest, "sleep 2")?;
     Ok(waits)
 }
 
 #[test]
-fn who_loses_its_cpu_is_moved_at_once() -> Result<()> {
+fn a_task_that_loses_its_cpu_migrates_at_once() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |options| {
-        // BusyBox's timeout counts in whole seconds.
+        // For its timeout: that of BusyBox counts in whole seconds.
         options
             .packages
             .extend(["util-linux".into(), "coreutils".into()]);
     })?;
     let (with, without) = with_and_without(&mut guest, "--no-push", watch)?;
-    ensure!(with.longest <= 1.0, "one waited for {} ticks", with.longest);
+    ensure!(
+        with.longest <= 1.0,
+        "a task waited for {} ticks",
+        with.longest
+    );
     ensure!(
         without.longest > with.longest,
-        "without push none waits longer: {} ticks, with it {}",
+        "without push no task waits longer: {} ticks, with it {}",
         without.longest,
         with.longest
     );
-    // Who is not pushed is found by a tick, whose work takes a little itself.
+    // The next tick finds a task that was not pushed; the work of the tick takes a little itself.
     ensure!(
         without.longest <= 1.1,
-        "without push, one waited for {} ticks",
+        "without push, a task waited for {} ticks",
         without.longest
     );
     ensure!(
         without.long >= 10.0,
-        "hardly any would wait: {}",
+        "without push, hardly any task waits: {}",
         without.long
     );
     ensure!(
         4.0 * with.long <= without.long,
-        "{} wait for long, without push {}",
+        "{} long waits, without push {}",
         with.long,
         without.long
     );

@@ -1,18 +1,16 @@
-//! How scx_magpie starts and ends in real kernels: on each of the matrix and with each switch, next
-//! to another scheduler, without permission, stopped in each way that there is.
+//! scx_magpie starts and ends as it should: on each kernel of `kernels.lock`, with each switch,
+//! while another scheduler runs, without permission, and stopped by each signal.
 
 use anyhow::{Context, Result, ensure};
 use magpie_bench::candidate;
 use magpie_lab::{Guest, KernelChoice, SchedulerExit, kernel};
-use magpie_tests::TestGuest;
-use magpie_tests::scheduler::{boot_for_magpie, program, shell, under, words};
+use magpie_tests::scheduler::{
+    MAGPIE, boot_for_magpie, code_and_output, program, shell, under, words,
+};
+use magpie_tests::{TestGuest, verifier};
 use std::process::Command;
-use std::time::Duration;
 
-const MAGPIE: &str = "scx_magpie";
-const SHORT: Duration = Duration::from_secs(120);
-
-/// Every switch that the help names.
+/// Returns every switch that `--help` names.
 fn switches() -> Result<Vec<String>> {
     let help = Command::new(program(MAGPIE)?)
         .arg("--help")
@@ -27,6 +25,7 @@ fn switches() -> Result<Vec<String>> {
     Ok(switches)
 }
 
+/// Runs a short load, so that each operation of the scheduler is called.
 fn work(guest: &mut Guest) -> Result<()> {
     shell(guest, "hackbench -g 1 -l 20").map(|_| ())
 }
@@ -37,8 +36,8 @@ fn boot_tiny(series: &str) -> Result<TestGuest> {
     })
 }
 
-/// What the verifier makes of it differs between kernels and, since constants cut code away, between
-/// switches.
+/// Kernels differ in their verifiers. Switches differ in the code that the verifier sees, because
+/// they are constants and it removes what they switch off.
 #[test]
 fn it_works_on_every_kernel_and_with_every_switch() -> Result<()> {
     let switches = switches()?;
@@ -54,14 +53,22 @@ fn it_works_on_every_kernel_and_with_every_switch() -> Result<()> {
         }
         for command in commands {
             println!("kernel {series}: {command}");
-            under(&mut guest, &command, work).with_context(|| format!("kernel {series}"))?;
+            let counts = under(&mut guest, &command, |guest| {
+                work(guest)?;
+                verifier::counts(guest)
+            })
+            .with_context(|| format!("kernel {series}"))?;
+            if command == MAGPIE {
+                println!("instructions that the verifier processed: {counts:?}");
+                verifier::check(series, &counts)?;
+            }
         }
         guest.into_guest().shutdown()?;
     }
     Ok(())
 }
 
-/// Sends a signal; how the scheduler ended.
+/// Starts scx_magpie, sends it a signal, and returns how it ended.
 fn end_by(guest: &mut Guest, signal: &str) -> Result<SchedulerExit> {
     guest.start_scheduler(&words(MAGPIE))?;
     shell(guest, &format!("killall -{signal} {MAGPIE}"))?;
@@ -74,17 +81,12 @@ fn end_by(guest: &mut Guest, signal: &str) -> Result<SchedulerExit> {
     guest.stop_scheduler()
 }
 
-/// Runs a command that must fail with this exit code; all that it printed.
+/// Runs a command that must fail with this exit code, and returns all that it printed.
 fn fails(guest: &mut Guest, command: &str, code: i32) -> Result<String> {
-    let mut output = Vec::new();
-    let result = guest.exec(&words(command), SHORT, &mut |_, bytes| {
-        output.extend_from_slice(bytes);
-    })?;
-    let output = String::from_utf8_lossy(&output).into_owned();
+    let (found, output) = code_and_output(guest, command)?;
     ensure!(
-        result.code == code,
-        "`{command}` ended with {}, not {code}:\n{output}",
-        result.code
+        found == code,
+        "`{command}` ended with {found}, not {code}:\n{output}"
     );
     Ok(output)
 }
@@ -100,7 +102,7 @@ fn it_ends_when_asked_and_leaves_the_kernels_own_scheduler() -> Result<()> {
     ensure!(exit.code != 0 && exit.state == "disabled", "{exit:?}");
     work(&mut guest)?;
 
-    // What a killed one left behind does not keep the next from starting, counting and answering.
+    // After a kill the next instance starts, counts and answers.
     under(&mut guest, MAGPIE, |guest| {
         work(guest)?;
         let counters = shell(guest, "scx_magpie --stats-json")?;
@@ -131,5 +133,108 @@ fn it_ends_when_asked_and_leaves_the_kernels_own_scheduler() -> Result<()> {
     ensure!(unknown.contains("--no-such-thing"), "{unknown}");
     let state = shell(&mut guest, "cat /sys/kernel/sched_ext/state")?;
     ensure!(state.trim() == "disabled", "{state}");
+    guest.into_guest().shutdown()
+}
+
+/// The capabilities that the systemd unit keeps, as `setpriv` names them.
+fn capabilities_of_the_unit() -> Result<Vec<String>> {
+    let unit = include_str!("../../../packaging/scx_magpie.service");
+    let kept = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("CapabilityBoundingSet="))
+        .context("a bounding set in the unit")?;
+    let names = kept.split_whitespace();
+    names
+        .map(|name| {
+            let name = name.strip_prefix("CAP_").context("a capability's name")?;
+            Ok(name.to_lowercase())
+        })
+        .collect()
+}
+
+/// As root with the capabilities of the unit and no others it runs, moves workqueues and interrupts, and
+/// puts them back. Without any one of them it says what is missing.
+#[test]
+fn the_capabilities_of_the_unit_are_enough_and_needed() -> Result<()> {
+    let kept = capabilities_of_the_unit()?;
+    let mut guest = boot_for_magpie("tiny2", |options| {
+        options.files.push("/usr/bin/setpriv".into());
+    })?;
+    // The path is needed: busybox has an applet of that name that cannot do it.
+    let start = |names: &[String]| {
+        let names: String = names.iter().map(|name| format!(",+{name}")).collect();
+        format!("/bin/setpriv --no-new-privs --bounding-set=-all{names} {MAGPIE} --preferred 0")
+    };
+    let wait_for = |state: &str| {
+        format!(
+            "for i in $(seq 600); do grep -qx {state} /sys/kernel/sched_ext/state && break; sleep 0.1; \
+             done; grep -qx {state} /sys/kernel/sched_ext/state || {{ cat /tmp/log; exit 1; }}"
+        )
+    };
+    let mask = "/sys/devices/virtual/workqueue/cpumask";
+    let script = format!(
+        "{} > /tmp/log 2>&1 & {}; {MAGPIE} preferred --set 1 > /dev/null || exit 1\n\
+         cat {mask} /proc/irq/*/smp_affinity_list | sort | uniq | tr '\\n' ' '\n\
+         kill -INT $!; wait $! || {{ cat /tmp/log; exit 1; }}; {}; cat {mask}",
+        start(&kept),
+        wait_for("enabled"),
+        wait_for("disabled"),
+    );
+    let told = shell(&mut guest, &script)?;
+    let words: Vec<_> = told.split_whitespace().collect();
+    ensure!(
+        words.contains(&"1") && words.contains(&"2") && words.last() == Some(&"3"),
+        "interrupts on CPU 1, workqueues on mask 2 and then 3 again: {told}"
+    );
+
+    for missing in 0..kept.len() {
+        let mut others = kept.clone();
+        let name = others.remove(missing);
+        let refused = fails(&mut guest, &start(&others), 1)?;
+        ensure!(
+            refused.contains("no permission"),
+            "without {name}: {refused}"
+        );
+    }
+    guest.into_guest().shutdown()
+}
+
+/// `check` names each mechanism, says which are active and why others are not, and names a scheduler
+/// that runs.
+#[test]
+fn check_says_what_would_be_active() -> Result<()> {
+    let mut guest = boot_for_magpie("tiny2", |_| {})?;
+    let told = shell(&mut guest, "scx_magpie check")?;
+    ensure!(
+        told.starts_with("scx_magpie can run here.")
+            && told.contains("\nsteal      active\n")
+            && told.contains("\nfork       not active: there is one last-level cache\n")
+            && told.contains("\nspread     not active: no core has SMT siblings\n")
+            && told.contains("\npreferred  active\n"),
+        "{told}"
+    );
+
+    shell(&mut guest, "echo 'no-steal = true' > /etc/scx_magpie.toml")?;
+    let told = shell(&mut guest, "scx_magpie check --json")?;
+    let json: serde_json::Value = serde_json::from_str(&told)?;
+    let steal = json["mechanisms"]
+        .as_array()
+        .and_then(|all| all.iter().find(|one| one["name"] == "steal"))
+        .context("steal among the mechanisms")?;
+    let reason = steal["reason"].as_str().unwrap_or_default();
+    ensure!(
+        json["can_run"] == true && steal["active"] == false && reason.contains("no-steal"),
+        "{told}"
+    );
+
+    under(&mut guest, MAGPIE, |guest| {
+        let told = fails(guest, "scx_magpie check", 1)?;
+        ensure!(
+            told.contains("scx_magpie cannot run here:")
+                && told.contains("another sched_ext scheduler is running: magpie"),
+            "{told}"
+        );
+        Ok(())
+    })?;
     guest.into_guest().shutdown()
 }

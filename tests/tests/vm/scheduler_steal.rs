@@ -1,27 +1,30 @@
-//! Mechanism 1: idle CPUs take waiting tasks, near ones first, and only where the task may run.
+//! Stealing: idle CPUs take queued tasks, from near CPUs first, and only tasks that may run on
+//! them.
 
 use anyhow::{Result, ensure};
+use magpie_bench::stats::median;
 use magpie_lab::Guest;
 use magpie_tests::scheduler::{
     VT8, boot_for_magpie, counters, grown, json, number, shell, under, with_and_without,
 };
 
-/// Hogs that are held on one CPU beside seven busy ones, which then become idle all at once.
+/// A load: seven CPUs become idle at once while hogs wait on the eighth.
 const SPREAD: &str = "magpie-load spread --busy --json --hold 0.05 --limit 0.1";
 
-/// Milliseconds until every CPU has work, in the middle of five attempts; the limit if some have not.
+/// Returns how long it takes, in ms, until every CPU has work: the median of five attempts. An
+/// attempt in which a CPU never gets work counts as its limit of 100 ms.
 fn spread(guest: &mut Guest, scheduler: &str) -> Result<f64> {
     let mut times = Vec::new();
     for _ in 0..5 {
         let found = json(guest, SPREAD)?;
         times.push(found["spread_ms"].as_f64().unwrap_or(100.0));
     }
-    times.sort_by(f64::total_cmp);
     println!("{scheduler}: work on every CPU after {times:.3?} ms");
-    Ok(times[times.len() / 2])
+    Ok(median(&times))
 }
 
-/// Tasks taken from the sibling, from elsewhere in the LLC, from the other LLC, from another node.
+/// The tasks that were stolen, by victim: a sibling, another core of the LLC, another LLC of the
+/// node, another node.
 #[derive(Debug)]
 struct Steals {
     sibling: u64,
@@ -30,7 +33,7 @@ struct Steals {
     remote: u64,
 }
 
-/// What was stolen while a command ran.
+/// Returns how many tasks were stolen while a command ran.
 fn steals(guest: &mut Guest, command: &str) -> Result<Steals> {
     let before = counters(guest)?;
     shell(guest, command)?;
@@ -54,10 +57,11 @@ fn work_that_piles_up_on_one_cpu_spreads() -> Result<()> {
         with < 1.0,
         "it took {with} ms, a quarter of a tick or more, until every CPU had work"
     );
-    // A tick finds an idle CPU for what waits, on average after half of its period.
+    // Without stealing, a tick finds an idle CPU for a queued task, on average after half its
+    // period.
     ensure!(
         without > 2.0 * with,
-        "without stealing the work spreads as fast: {without} ms, with it {with} ms"
+        "without stealing the hogs spread as fast: {without} ms, with it {with} ms"
     );
     guest.into_guest().shutdown()
 }
@@ -75,30 +79,33 @@ fn near_work_is_taken_first_and_only_what_may_run_here() -> Result<()> {
             llc.sibling > 0 && llc.llc > 0,
             "nothing stolen in an LLC: {llc:?}"
         );
-        // Other tasks of the system may wander, those of hackbench may not.
+        // The few tasks of other programs may be stolen by other LLCs, those of hackbench may not.
         for confined in [&core, &llc] {
             ensure!(
                 10 * (confined.node + confined.remote) <= confined.sibling + confined.llc,
                 "confined tasks were stolen by another LLC: {confined:?}"
             );
         }
-        // One CPU per LLC: there is nobody nearer. For longer, so that what the system's other tasks
-        // do meanwhile counts little.
+        // With one CPU per LLC there is no nearer victim. hackbench runs for longer here, so that
+        // the system's other tasks count little.
         let far = steals(guest, "taskset -c 1,6 hackbench -g 1 -l 1000")?;
         ensure!(
             far.node > 10 * (far.sibling + far.llc),
             "two LLCs must steal from each other: {far:?}"
         );
-        // With all CPUs allowed there is usually something near.
+        // With all CPUs allowed there is usually a victim nearby.
         let all = steals(guest, "hackbench -g 2 -l 50")?;
         ensure!(
             all.sibling + all.llc > all.node,
-            "far work is preferred: {all:?}"
+            "more tasks are stolen from far than from near: {all:?}"
         );
-        ensure!(all.remote == 0, "there is one node: {all:?}");
+        ensure!(
+            all.remote == 0,
+            "a task was stolen from another node, and there is only one: {all:?}"
+        );
 
-        // Two hogs of one CPU beside seven idle ones: each has its half, and there is no search that
-        // finds them.
+        // Two hogs pinned to one CPU, beside seven idle ones: together they get one CPU, so no
+        // thief took them.
         let pinned = "magpie-load hogs --json --count 2 --cpus 5 --seconds 0.5 > /tmp/hogs";
         let none = steals(guest, pinned)?;
         let hogs = json(guest, "cat /tmp/hogs")?;

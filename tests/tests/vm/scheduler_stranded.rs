@@ -1,30 +1,25 @@
-//! Never a queued task beside an idle CPU that it may use for longer than a tick. In virtual time
-//! no vCPU is ever held back by the host, so one such task is one too many.
+//! No queued task waits for longer than a tick while a CPU that it may use is idle: such a task is
+//! *stranded*. In virtual time the host delays no vCPU, so a single stranded task is a fault.
 
 use anyhow::{Result, bail, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{PATIENCE, VT8, boot_for_magpie, shell, under, words};
+use magpie_tests::scheduler::{MAGPIE, VT8, boot_for_magpie, code_and_output, shell, under};
 use std::path::PathBuf;
 
-const MAGPIE: &str = "scx_magpie";
-
-/// Watches meanwhile; whether any task was stranded, and the report.
+/// Runs loads and watches them. Returns whether any task was stranded, and the report.
 fn watch(guest: &mut Guest, arguments: &str) -> Result<(bool, String)> {
     let command = format!("magpie-load idle-watch --explain --seed 1 {arguments}");
-    let mut report = Vec::new();
-    let result = guest.exec(&words(&command), PATIENCE, &mut |_, bytes| {
-        report.extend_from_slice(bytes);
-    })?;
-    let report = String::from_utf8_lossy(&report).into_owned();
+    let (code, report) = code_and_output(guest, &command)?;
     println!("{arguments}\n{report}");
-    match result.code {
+    match code {
         0 => Ok((false, report)),
         2 => Ok((true, report)),
         code => bail!("{command} ended with {code}:\n{report}"),
     }
 }
 
-/// Watches under the kernel's own scheduler, for a figure to compare with, then under scx_magpie.
+/// Watches under the kernel's own scheduler, to print figures to compare with, then under
+/// scx_magpie, which must strand no task.
 fn must_not_strand(guest: &mut Guest, arguments: &str) -> Result<()> {
     watch(guest, arguments)?;
     let (stranded, report) = under(guest, MAGPIE, |guest| watch(guest, arguments))?;
@@ -41,13 +36,14 @@ fn nothing_is_stranded_by_wakeups_forks_affinity_and_hotplug() -> Result<()> {
     guest.into_guest().shutdown()
 }
 
-/// A task that a real-time task preempts, or that waits behind one, is not lost to other CPUs.
+/// Other CPUs find a task that a real-time task preempted, and one that waits behind it.
 #[test]
 fn nothing_is_stranded_behind_a_realtime_task() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |options| {
         options.files.push(PathBuf::from("/usr/bin/chrt"));
     })?;
-    // Later than idle-watch has begun; itself not real-time, so that the end comes.
+    // They start after idle-watch. Each `timeout` is not real-time, and runs on other CPUs, so that
+    // it can end its hog.
     let hogs = "sleep 0.7; for cpu in 1 2; do \
                 (timeout 1 taskset -c $cpu chrt -f 50 magpie-load burn; echo $?) & done; wait";
     let watch_beside_hogs = |guest: &mut Guest| {
@@ -69,8 +65,8 @@ fn nothing_is_stranded_behind_a_realtime_task() -> Result<()> {
     guest.into_guest().shutdown()
 }
 
-/// The watcher sees what it is for: tasks that are really stranded, planted under the kernel's own
-/// scheduler.
+/// The watcher finds tasks that are really stranded: its self-test strands some on purpose, under
+/// the kernel's own scheduler.
 #[test]
 fn the_watcher_finds_stranded_tasks() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
@@ -81,8 +77,8 @@ fn the_watcher_finds_stranded_tasks() -> Result<()> {
     guest.into_guest().shutdown()
 }
 
-/// What stealing may be switched off for is to be measured, not to strand tasks: ticks still find
-/// idle CPUs for them. At the first tick the idle CPU may come in vain, hence two.
+/// Without stealing, ticks still find idle CPUs for queued tasks. The idle CPU that the first tick
+/// kicks may come too late, so the threshold is two ticks.
 #[test]
 fn nothing_is_stranded_without_stealing() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;

@@ -1,25 +1,25 @@
-//! What a scheduler must survive while it stays loaded: CPU hotplug, changes of affinity, cpuset,
-//! nice value and policy, fork storms, tasks that yield without end, real-time tasks. Each time it
-//! must still be the same scheduler afterwards, and every task must have made progress.
+//! scx_magpie stays loaded, and every task makes progress, through CPU hotplug, changes of
+//! affinity, cpuset, nice value and policy, fork storms, tasks that yield all the time, and
+//! real-time tasks.
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{VT8, boot_for_magpie, json, number, set_online, shell, under};
+use magpie_tests::scheduler::{
+    MAGPIE, VT8, boot_for_magpie, json, number, set_online, shell, under,
+};
 use serde_json::Value;
 use std::path::PathBuf;
 
-const MAGPIE: &str = "scx_magpie";
-
-/// Hogs that must all get CPU time: at least `least` seconds each.
+/// Runs hogs, each of which must get at least `least` seconds of CPU time.
 fn must_progress(guest: &mut Guest, arguments: &str, least: f64) -> Result<Value> {
     let found = json(guest, &format!("magpie-load hogs --json {arguments}"))?;
     let min = number(&found, "/min_s")?;
     println!("hogs {arguments}: at least {min:.3} s each");
-    ensure!(min >= least, "hogs {arguments}: one got only {min} s");
+    ensure!(min >= least, "hogs {arguments}: a hog got only {min} s");
     Ok(found)
 }
 
-/// Starts something that runs beside the tests until [`end_load`].
+/// Starts a command that runs again and again beside the test, until [`end_load`].
 fn start_load(guest: &mut Guest, command: &str) -> Result<()> {
     let script = format!("(while :; do {command}; done) >/dev/null 2>&1 & echo $! > /tmp/load");
     shell(guest, &script).map(|_| ())
@@ -31,9 +31,10 @@ fn end_load(guest: &mut Guest) -> Result<()> {
 }
 
 #[test]
-fn cpus_come_and_go_under_load() -> Result<()> {
+fn it_survives_cpu_hotplug_under_load() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
-    // Offline when the scheduler starts: it cannot see where the CPU is, and must serve it later.
+    // Offline when the scheduler starts, which then cannot see the CPU's caches and must serve it
+    // later.
     set_online(&mut guest, 5, false)?;
     under(&mut guest, MAGPIE, |guest| {
         start_load(guest, "hackbench -g 1 -l 100")?;
@@ -42,10 +43,10 @@ fn cpus_come_and_go_under_load() -> Result<()> {
         let spread = json(guest, "magpie-load spread --json --hold 0.1 --limit 0.5")?;
         ensure!(
             spread["covered"] == 8,
-            "a CPU that came later gets no work: {spread}"
+            "a CPU that came online later gets no work: {spread}"
         );
 
-        // Off and on again, each followed by tasks that may run only there.
+        // Each of these CPUs goes offline and online; then tasks run that may use no other.
         for cpu in [1, 3, 4, 7] {
             set_online(guest, cpu, false)?;
             set_online(guest, cpu, true)?;
@@ -56,17 +57,18 @@ fn cpus_come_and_go_under_load() -> Result<()> {
             )?;
         }
 
-        // Tasks that wait in the queue of a CPU while it goes: the kernel lets them run elsewhere.
+        // Tasks wait in the queue of a CPU that goes offline: the kernel lets them run elsewhere.
         let away = "(sleep 0.2; cd /sys/devices/system/cpu; echo 0 > cpu3/online; sleep 0.3; \
                     echo 1 > cpu3/online) >/dev/null 2>&1 &";
         shell(guest, away)?;
         must_progress(guest, "--count 3 --cpus 3 --seconds 0.7", 0.05)?;
-        // Half of the machine gone at once, and back.
+        // Half of the CPUs go offline at once, and come back.
         for online in [false, true] {
             for cpu in [4, 5, 6, 7] {
                 set_online(guest, cpu, online)?;
             }
-            // A tenth of a CPU is due to each, beside hackbench: in 0.2 s it is a few slices, and chance.
+            // Beside hackbench each hog's share is a tenth of a CPU. In less than 0.6 s that would
+            // be so few slices that chance decides.
             must_progress(guest, "--count 10 --seconds 0.6", 0.04)?;
         }
         end_load(guest)
@@ -75,7 +77,7 @@ fn cpus_come_and_go_under_load() -> Result<()> {
 }
 
 #[test]
-fn tasks_are_changed_forked_and_confined() -> Result<()> {
+fn it_survives_changes_of_tasks_fork_storms_and_cpusets() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |options| {
         options.files.push(PathBuf::from("/usr/bin/chrt"));
     })?;
@@ -85,23 +87,24 @@ fn tasks_are_changed_forked_and_confined() -> Result<()> {
         let changes = json(guest, churn)?;
         println!("{changes}");
 
-        // A group of tasks whose CPUs change under them, down to one and to the other LLC.
+        // The cpuset of running tasks changes, down to one CPU and to the other LLC.
         let cpuset = "cd /sys/fs/cgroup && mkdir moving && \
             (echo 0 > moving/cgroup.procs; exec magpie-load hogs --json --count 5 --seconds 1) > /tmp/moving & \
             sleep 0.1; for cpus in 0-3 4-7 2 6 1,5 0-7 3 7 0-1 4; do \
             echo $cpus > /sys/fs/cgroup/moving/cpuset.cpus; sleep 0.08; done; wait; \
             rmdir /sys/fs/cgroup/moving; cat /tmp/moving";
-        let moved: Value = serde_json::from_str(&shell(guest, cpuset)?).context("of hogs")?;
+        let moved: Value =
+            serde_json::from_str(&shell(guest, cpuset)?).context("read what the hogs printed")?;
         let min = number(&moved, "/min_s")?;
-        println!("hogs of a cpuset that changes: at least {min:.3} s each");
-        ensure!(min > 0.05, "a hog of a cpuset that changes got {min} s");
+        println!("hogs of a changing cpuset: at least {min:.3} s each");
+        ensure!(min > 0.05, "a hog of a changing cpuset got only {min} s");
 
-        // Yielding gives up a turn, not the share of all the others' turns.
+        // A task that yields gives up the rest of its slice, and is not starved.
         let yielders = "--count 4 --cpus 2 --yielding 2 --seconds 0.5";
         must_progress(guest, yielders, 0.02)?;
         must_progress(guest, "--count 3 --cpus 2 --yielding 3 --seconds 0.3", 0.05)?;
 
-        // Real-time tasks own two CPUs for a while; tasks that may run elsewhere do.
+        // Real-time tasks hold two CPUs for a second; hogs that may run elsewhere do.
         let realtime = "for cpu in 2 6; do (timeout 1 taskset -c $cpu chrt -f 50 \
             magpie-load burn) >/dev/null 2>&1 & done";
         shell(guest, realtime)?;

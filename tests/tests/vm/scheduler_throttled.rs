@@ -1,54 +1,60 @@
-//! Mechanism 0, continued: nothing that waits for a limit (`cpu.max`) is left behind: tasks that wait for
-//! longer than the kernel's watchdog allows, that were killed, that leave the cgroup or may run elsewhere
-//! from now on, whose limit is lifted, whose CPU goes offline, or whose scheduler ends.
+//! cpu-max: no parked task is left behind if it waits for longer than the kernel's watchdog allows,
+//! is killed, leaves the cgroup, gets another affinity or limit, if its CPU goes offline, or if the
+//! scheduler ends.
 
 use anyhow::{Result, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{boot_for_magpie, set_online, shell, under, usage_ms};
+use magpie_tests::scheduler::{
+    MAGPIE, boot_for_magpie, hogs_in, set_online, shell, under, usage_ms,
+};
 
-const MAGPIE: &str = "scx_magpie";
-
-/// How often many throttled tasks are killed. When a thread that had begun to end could still be
-/// throttled, eight of sixty kills left some behind for half a second.
+/// How often a hundred parked tasks are killed. When exiting threads could still be parked, eight
+/// of sixty kills left some behind for half a second.
 const KILLS: u32 = 10;
 
-/// With a hundredth of a CPU for a hundred tasks, each waits for longer than the kernel's watchdog
-/// allows.
+/// A limit of 1 % of a CPU for a hundred tasks makes each wait for longer than the kernel's
+/// watchdog allows.
 #[test]
 fn a_small_limit_for_many_tasks_strands_none() -> Result<()> {
-    const LONG: &str = "cd /sys/fs/cgroup; mkdir t; echo 1000 100000 > t/cpu.max\n\
-        (echo 0 > t/cgroup.procs; exec magpie-load hogs --count 100 --seconds 60) >/dev/null 2>&1 &\n\
-        sleep 33; grep ^usage_usec t/cpu.stat; echo 1 > t/cgroup.kill; sleep 1; rmdir t";
+    let long = format!(
+        "cd /sys/fs/cgroup; mkdir t; echo 1000 100000 > t/cpu.max\n\
+         {}\
+         sleep 33; grep ^usage_usec t/cpu.stat; echo 1 > t/cgroup.kill; sleep 1; rmdir t",
+        hogs_in("t", 100)
+    );
     let kills = format!(
         "cd /sys/fs/cgroup; i=0; while [ $i -lt {KILLS} ]; do i=$((i + 1))\n\
          mkdir k; echo 10000 100000 > k/cpu.max\n\
-         (echo 0 > k/cgroup.procs; exec magpie-load hogs --count 100 --seconds 60) >/dev/null 2>&1 &\n\
+         {}\
          sleep 0.8; echo 1 > k/cgroup.kill; n=0\n\
          while ! rmdir k 2>/dev/null && [ $n -lt 100 ]; do n=$((n + 1)); sleep 0.05; done; echo $n\n\
-         done"
+         done",
+        hogs_in("k", 100)
     );
     let mut guest = boot_for_magpie("vt4", |_| {})?;
     under(&mut guest, MAGPIE, |guest| {
-        let used = usage_ms(&shell(guest, LONG)?)?;
+        let used = usage_ms(&shell(guest, &long)?)?;
         println!("a hundred tasks, 1 %, within 33 s: {used:.0?} ms");
         let looks: Vec<u32> = shell(guest, &kills)?
             .lines()
             .map(str::parse)
             .collect::<Result<_, _>>()?;
         println!("50 ms until a killed cgroup was empty: {looks:?}");
-        // A killed task waits for the end of a period of 100 ms, and then for its like.
+        // A killed task is parked until the end of a period of 100 ms, and then waits for the
+        // others.
         ensure!(looks.iter().all(|looks| *looks <= 6), "{looks:?}");
         Ok(())
     })?;
     guest.into_guest().shutdown()
 }
 
-/// CPU time of 8 hogs in a cgroup with a thousandth of a CPU in the half second before
-/// `change` and the one after it, in ms.
+/// Runs 8 hogs in a cgroup with a limit of 0.1 % of a CPU. Returns their CPU time in the half
+/// second before `change` and in the one after it, in ms.
 fn run_with_change(guest: &mut Guest, change: &str) -> Result<(f64, f64)> {
+    let hogs = hogs_in("u", 8);
     let script = format!(
         "cd /sys/fs/cgroup; mkdir -p u v; echo 1000 1000000 > u/cpu.max\n\
-         (echo 0 > u/cgroup.procs; exec magpie-load hogs --count 8 --seconds 60) >/dev/null 2>&1 &\n\
+         {hogs}\
          sleep 1; all() {{ cat u/cpu.stat v/cpu.stat | grep ^usage_usec; }}\n\
          all; sleep 0.5; all; {change}\nall; sleep 0.5; all\n\
          echo 1 > u/cgroup.kill; echo 1 > v/cgroup.kill; sleep 1; rmdir u v"
@@ -81,12 +87,13 @@ fn throttled_tasks_follow_every_change() -> Result<()> {
             ensure!(before < 300.0 && after < 300.0, "{change}");
         }
 
-        // The kernel waits until nothing is left on a CPU that goes offline.
+        // A CPU that goes offline must have no task left, or the kernel waits without end.
         shell(
             guest,
-            "cd /sys/fs/cgroup; mkdir w; echo 1000 1000000 > w/cpu.max\n\
-             (echo 0 > w/cgroup.procs; exec magpie-load hogs --count 16 --seconds 60) >/dev/null 2>&1 &\n\
-             sleep 1",
+            &format!(
+                "cd /sys/fs/cgroup; mkdir w; echo 1000 1000000 > w/cpu.max\n{}sleep 1",
+                hogs_in("w", 16)
+            ),
         )?;
         for cpu in [1, 2, 3] {
             set_online(guest, cpu, false)?;
@@ -98,11 +105,13 @@ fn throttled_tasks_follow_every_change() -> Result<()> {
         shell(guest, removed).map(|_| ())
     })?;
 
-    // It ends with tasks throttled: they are the kernel's again.
+    // The scheduler ends while tasks are parked: the kernel's own scheduler then runs them.
     shell(
         &mut guest,
-        "cd /sys/fs/cgroup; mkdir x; echo 1000 1000000 > x/cpu.max\n\
-         (echo 0 > x/cgroup.procs; exec magpie-load hogs --count 16 --seconds 60) >/dev/null 2>&1 &",
+        &format!(
+            "cd /sys/fs/cgroup; mkdir x; echo 1000 1000000 > x/cpu.max\n{}",
+            hogs_in("x", 16)
+        ),
     )?;
     under(&mut guest, MAGPIE, |guest| {
         shell(guest, "sleep 2").map(|_| ())

@@ -1,4 +1,5 @@
-//! Mechanism 2: a woken task's CPU, step by step of the order; 4b: what knowing the idle CPUs costs.
+//! Wakeups: each step of the order in which CPUs are tried chooses the right one, threads do not
+//! share a core beside an idle one, and the map of idle CPUs is cheap.
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
@@ -7,18 +8,20 @@ use magpie_tests::scheduler::{
 };
 use serde_json::Value;
 
-/// CPUs 0-3 and 4-7 are LLCs, 0 and 1, 2 and 3 and so on siblings.
+/// A wakeup in which one step of the order finds the CPU. CPUs 0-3 and 4-7 are LLCs; 0 and 1, 2 and
+/// 3, and so on are siblings.
 struct Situation {
-    /// Which step finds the CPU: its counter.
+    /// The counter of the step that finds the CPU.
     step: &'static str,
     /// The task's history, its waker and what else is busy: options of `magpie-load wakeup`.
     options: &'static str,
-    /// CPUs that the step may choose, and those without a preference for idle cores.
+    /// The CPUs that the step may choose.
     with: &'static [u32],
+    /// The CPUs that may be chosen with `--no-wakeup-idle-core`.
     without: &'static [u32],
 }
 
-/// The task slept on CPU 2 in each. Where it is not about that, the core of its previous CPU is busy.
+/// In each the task's previous CPU is 2. In all but the first, the sibling of CPU 2 is busy.
 const SITUATIONS: [Situation; 6] = [
     Situation {
         step: "wake_previous",
@@ -32,7 +35,7 @@ const SITUATIONS: [Situation; 6] = [
         with: &[6],
         without: &[2],
     },
-    // The recent CPU is far from the waker.
+    // The recent CPU is in another LLC than the waker.
     Situation {
         step: "wake_waker",
         options: "--waker 4 --recent 1 --busy 3 --sync",
@@ -61,13 +64,14 @@ const SITUATIONS: [Situation; 6] = [
 
 const ROUNDS: u64 = 20;
 
-/// How often the task woke on one of these CPUs.
+/// Returns how often the task woke on one of these CPUs.
 fn woken_on(found: &Value, cpus: &[u32]) -> Result<u64> {
     let counts = found["cpus"].as_object().context("no counts")?;
     let of = |cpu: &u32| counts.get(&cpu.to_string()).and_then(Value::as_u64);
     Ok(cpus.iter().filter_map(of).sum())
 }
 
+/// Wakes a task that slept on CPU 2 twenty times, and returns where it woke.
 fn wake(guest: &mut Guest, options: &str) -> Result<Value> {
     json(
         guest,
@@ -75,7 +79,8 @@ fn wake(guest: &mut Guest, options: &str) -> Result<Value> {
     )
 }
 
-/// All but a few: tasks of the kernel use CPUs, too.
+/// Fails unless the task wakes on one of these CPUs nine times of ten. Kernel threads use CPUs too,
+/// so it is not always.
 fn must_wake_on(guest: &mut Guest, options: &str, cpus: &[u32]) -> Result<()> {
     let found = wake(guest, options)?;
     println!("{options}: {}", found["cpus"]);
@@ -100,7 +105,8 @@ fn each_step_of_the_order_chooses_its_cpu() -> Result<()> {
                 situation.step
             );
         }
-        // Nothing idles: it waits for its previous CPU. Tasks of SCHED_IDLE it preempts.
+        // No CPU is idle: the task is queued on its previous CPU. There it preempts a SCHED_IDLE
+        // task.
         must_wake_on(guest, "--waker 4 --busy 0-7", &[2])?;
         must_wake_on(guest, "--waker 4 --busy 0-7 --busy-idle-policy", &[2])
     })?;
@@ -112,7 +118,8 @@ fn each_step_of_the_order_chooses_its_cpu() -> Result<()> {
     guest.into_guest().shutdown()
 }
 
-/// Percent of the time in which threads share a core beside an idle one. They start packed.
+/// Returns the percentage of time in which threads share a core beside an idle one. They start on
+/// as few cores as possible.
 fn sharing(guest: &mut Guest, scheduler: &str, arguments: &str) -> Result<f64> {
     let found = json(
         guest,
@@ -124,13 +131,13 @@ fn sharing(guest: &mut Guest, scheduler: &str, arguments: &str) -> Result<f64> {
     Ok(shared)
 }
 
-/// Threads that nap are placed as they wake, those that never do (for 0.5 s at least) while they run.
+/// Threads that sleep briefly are placed when they wake, threads that never sleep while they run.
 #[test]
 fn busy_threads_do_not_share_a_core_beside_an_idle_one() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     let naps = ["--seconds 1 --threads 3", "--seconds 2 --threads 4"].map(str::to_owned);
-    // Many times: where a thread that never sleeps waits once behind one of the kernel's, an idle CPU
-    // takes it, whatever is preferred (without a preference in six of fifteen attempts).
+    // Eight attempts, because some succeed by chance: when such a thread waits behind a kernel
+    // thread, an idle CPU steals it, with any switch (in six of fifteen attempts).
     let never = [1, 2, 3, 4, 5, 6, 7, 8]
         .map(|seed| format!("--seconds 0.4 --threads 3 --burst-us 1100000 --seed {seed}"));
     for loads in [&naps[..], &never] {
@@ -140,17 +147,18 @@ fn busy_threads_do_not_share_a_core_beside_an_idle_one() -> Result<()> {
         };
         all(&mut guest, "EEVDF")?;
         let (with, without) = with_and_without(&mut guest, "--no-wakeup-idle-core", all)?;
-        ensure!(with < 1.0, "they shared cores for {with} % of the time");
+        ensure!(with < 1.0, "threads shared cores for {with} % of the time");
         ensure!(
             without > 4.0,
-            "without a preference for idle cores they share none either: {without} %"
+            "without the search for idle cores they share none either: {without} %"
         );
     }
     guest.into_guest().shutdown()
 }
 
-/// How much longer than its median the 95th percentile of requests is: a core that two workers share has
-/// 0.6 of its speed for each. The worst of eight attempts: forked well, workers may share none by chance.
+/// Returns the 95th percentile of request latencies over their median. It is high if two workers
+/// share a core, which then has 0.6 of its speed for each. It is the worst of eight attempts,
+/// because the forks may by chance have placed each worker on a core of its own.
 fn tail(guest: &mut Guest, scheduler: &str) -> Result<f64> {
     let mut tails = Vec::new();
     let command = "magpie-load latency --json --threads 4 --seconds 0.3";
@@ -163,26 +171,28 @@ fn tail(guest: &mut Guest, scheduler: &str) -> Result<f64> {
     Ok(tails.into_iter().fold(0.0, f64::max))
 }
 
-/// Four workers on four cores, which a fifth thread wakes from whatever core is free at the moment.
+/// Four workers fit on four cores, although a fifth thread, which wakes them, needs a CPU now and
+/// then.
 #[test]
-fn workers_have_cores_for_themselves_though_their_waker_needs_a_cpu() -> Result<()> {
+fn workers_do_not_share_cores_although_their_waker_needs_a_cpu() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     tail(&mut guest, "EEVDF")?;
     let (with, without) = with_and_without(&mut guest, "--no-wakeup-idle-core", tail)?;
     ensure!(with <= 1.2, "requests take up to {with} times the median");
     ensure!(
         without >= 1.4,
-        "without a preference for idle cores no more than {without} times"
+        "without the search for idle cores they take no more than {without} times the median"
     );
     guest.into_guest().shutdown()
 }
 
-/// One mask of the whole machine is written twice for each time a CPU idles.
+/// A single mask for the whole machine would be written twice per idle period.
 #[test]
 fn going_idle_writes_little_that_is_shared() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     under(&mut guest, "scx_magpie", |guest| {
-        // Wakeups of idle CPUs and little else: a CPU that is busy for a tick does write.
+        // A load of wakeups of idle CPUs and little else, because a CPU that is busy at a tick does
+        // write.
         let before = counters(guest)?;
         shell(guest, "magpie-load pipe --json --loops 5000")?;
         let after = counters(guest)?;

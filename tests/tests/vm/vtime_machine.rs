@@ -1,10 +1,11 @@
-//! What the virtual-time machine promises: it keeps time, it repeats, it ends when told to, and a
-//! hang is reported with the state of each vCPU.
+//! The virtual-time machine keeps time, repeats a deterministic run, ends when it is told to, and
+//! reports a hang with the state of each vCPU.
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::vtime::{batch, selfcheck};
 use magpie_lab::{GuestOptions, Machine};
-use magpie_tests::{boot, build_agent, share_of};
+use magpie_tests::scheduler::PATIENCE;
+use magpie_tests::{boot, build_agent, share_of, shell_argv};
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -13,13 +14,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Real time that a guest may take for something short, on a host that is busy.
-const PATIENCE: Duration = Duration::from_secs(600);
-
-fn shell(script: &str) -> Vec<String> {
-    ["sh", "-c", script].map(str::to_string).into()
-}
-
+/// Fails unless the self-check holds on a machine, and no timer was late by more than a window.
 fn keeps_time(name: &str) -> Result<()> {
     let mut guest = boot(name, |_| {})?;
     let check = selfcheck::run(&mut guest, &Machine::find(name)?, PATIENCE)?;
@@ -74,7 +69,7 @@ fn a_deterministic_machine_repeats_itself() -> Result<()> {
         ..GuestOptions::default()
     };
     let _share = share_of(&options.machine);
-    // Forks, pipes and wakeups on all CPUs, and the clock to the nanosecond.
+    // Forks, pipes and wakeups on all CPUs; the statistics show the clock to the nanosecond.
     let job = "for i in 1 2 3 4 5 6; do (seq 2000 | sort -n | md5sum) & done; wait; \
                grep cpu /proc/stat; cat /proc/schedstat; grep . /proc/uptime";
     let first = batch::run(&options, job, PATIENCE)?;
@@ -83,7 +78,8 @@ fn a_deterministic_machine_repeats_itself() -> Result<()> {
     ensure!(first.output.lines().count() > 10, "{}", first.output);
     assert_eq!(first.output, second.output);
     assert_eq!(first.fidelity.instructions, second.fidelity.instructions);
-    // The last turns are given while QEMU, which is not in virtual time, shuts down: not counted.
+    // The number of turns may differ: vCPUs get the last ones while QEMU, which is not in virtual
+    // time, shuts down.
     let each = |outcome: &batch::Outcome| -> Vec<u64> {
         let vcpus = outcome.fidelity.vcpus.iter();
         vcpus.map(|vcpu| vcpu.instructions).collect()
@@ -111,7 +107,7 @@ fn a_batch_job_has_an_exit_code() -> Result<()> {
 fn sigterm_ends_it_while_all_cpus_work() -> Result<()> {
     let mut guest = boot("vt16", |_| {})?;
     let hogs = "for i in $(seq 32); do (while :; do :; done) & done; echo started";
-    guest.exec(&shell(hogs), PATIENCE, &mut |_, _| {})?;
+    guest.exec(&shell_argv(hogs), PATIENCE, &mut |_, _| {})?;
     let pid = guest.qemu_pid();
     kill(Pid::from_raw(pid as i32), Signal::SIGTERM)?;
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -136,19 +132,20 @@ fn a_hang_is_reported_with_each_cpu() -> Result<()> {
             time.hang_seconds = 3;
         }
     })?;
-    // A vCPU whose thread does not run is what a fault of the plugin would look like. Stopped by
-    // ptrace, which alone can stop one thread; QEMU is a child of this process.
+    // Stops the thread of one vCPU, which then looks as after a fault of the plugin. Only ptrace
+    // can stop a single thread; it may, because QEMU is a child of this process.
     let thread = Pid::from_raw(guest.qemu_threads()?[1] as i32);
     ensure!(
         Path::new(&format!("/proc/{}/task/{thread}", guest.qemu_pid())).exists(),
-        "{thread} is no thread of QEMU"
+        "QEMU has no thread {thread}"
     );
     let (stopped, is_stopped) = mpsc::channel();
     let tracer = std::thread::spawn(move || -> Result<()> {
         ptrace::seize(thread, ptrace::Options::empty()).context("ptrace a vCPU's thread")?;
         ptrace::interrupt(thread).context("stop a vCPU's thread")?;
         stopped.send(()).context("tell that it is stopped")?;
-        // QEMU is not gone for its parent before its tracer has seen each traced thread end.
+        // Waits until the thread has ended: before its tracer has seen that, QEMU's parent cannot
+        // reap it.
         while let Ok(status) = waitpid(thread, Some(WaitPidFlag::__WALL)) {
             if matches!(status, WaitStatus::Exited(..) | WaitStatus::Signaled(..)) {
                 break;
@@ -157,7 +154,7 @@ fn a_hang_is_reported_with_each_cpu() -> Result<()> {
         Ok(())
     });
     is_stopped.recv().context("the vCPU could not be stopped")?;
-    let hogs = shell("for i in 0 1 2 3; do taskset -c $i sh -c ': $((1+1))'; done");
+    let hogs = shell_argv("for i in 0 1 2 3; do taskset -c $i sh -c ': $((1+1))'; done");
     let error = guest
         .exec(&hogs, Duration::from_secs(120), &mut |_, _| {})
         .expect_err("one vCPU of four does not run");
