@@ -14,7 +14,8 @@ RELEASE := target/release
 BENCH := $(RELEASE)/magpie bench --in vm --sched eevdf,scx_magpie --workload hackbench \
 	--rounds $(ROUNDS)
 
-# Two CPUs of those that we may use: a host with more of them must be short of CPUs too.
+# The first two CPUs that this process may use. Eight vCPUs on them are an overcommitted host, however
+# many CPUs the machine has.
 TWO_CPUS = $(shell taskset -cp $$$$ | grep -o '[0-9,-]*$$' | tr , '\n' | \
 	awk -F - '{for (cpu = $$1; cpu <= $$NF; cpu++) print cpu}' | head -2 | paste -sd,)
 
@@ -31,15 +32,15 @@ run: build ## show the scheduler at work on a real kernel, inside a virtual mach
 	@echo "Booting a stock kernel with sched_ext in a virtual machine; the host is not changed."
 	$(BENCH) --machine tiny2 --json target/run.json
 	@echo
-	@echo "A host that is short of CPUs: 8 virtual CPUs on 2 real ones (CPUs $(TWO_CPUS))."
+	@echo "An overcommitted host: 8 virtual CPUs on 2 real ones (CPUs $(TWO_CPUS))."
 	taskset -c $(TWO_CPUS) $(BENCH) --machine flat8 --groups 1 --loops 50 \
 		--json target/run-overcommit.json
 
 test: setup ## run all tests
 	@scripts/test.sh
 
-# What is installed and what is removed come from this one list: target file,
-# mode, source. The program's texts are made by the program.
+# install and uninstall both work on this list: target file, mode, source. The program itself writes
+# its man page and completions.
 INSTALLED := \
 	$(PREFIX)/bin/scx_magpie:755:$(RELEASE)/scx_magpie \
 	$(PREFIX)/share/man/man8/scx_magpie.8:644:$(RELEASE)/share/scx_magpie.8 \
@@ -49,7 +50,7 @@ INSTALLED := \
 	$(PREFIX)/share/doc/scx_magpie/scx_magpie.toml:644:packaging/scx_magpie.toml \
 	$(UNITDIR)/scx_magpie.service:644:$(RELEASE)/share/scx_magpie.service
 
-# No setup here: installation is often run as root in a tree that a user built.
+# Does not begin with setup or build: root often installs from a tree that a user has built.
 install: ## install the scheduler (PREFIX, DESTDIR)
 	@test -x $(RELEASE)/scx_magpie || { echo "run 'make build' first" >&2; exit 1; }
 	@mkdir -p $(RELEASE)/share

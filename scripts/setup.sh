@@ -3,9 +3,9 @@
 #
 # Installs what building and testing Magpie need and this machine lacks.
 #
-# On Debian and Ubuntu as root it installs; anywhere else it says exactly what
-# is missing and fails. Nothing missing: it prints nothing and takes no time, so
-# that every make target can begin with it.
+# On Debian and Ubuntu, as root, it installs. Anywhere else it prints exactly
+# what is missing and fails. If nothing is missing it prints nothing and takes
+# no time, so that build, run and test can begin with it.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 export PATH="$HOME/.cargo/bin:$PATH"
@@ -15,8 +15,9 @@ rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 missing=()
 
-# need PACKAGE TEST...: the package is missing unless the test succeeds. Tests
-# look for the thing itself and not for the package: it may have come otherwise.
+# need PACKAGE TEST...: the package is missing unless the test succeeds. A test
+# looks for the program or file and not for the package, because the user may
+# have installed it in another way.
 need() {
 	local package=$1
 	shift
@@ -53,7 +54,7 @@ fail() {
 
 has_apt() { has apt-get && has dpkg-deb; }
 
-# Each step is bounded: without a network apt would otherwise wait for minutes.
+# Each step has a time limit: without a network, apt would wait for minutes.
 apt() {
 	DEBIAN_FRONTEND=noninteractive timeout 1200 apt-get -q \
 		-o Acquire::Retries=2 -o Acquire::http::Timeout=30 \
@@ -67,7 +68,7 @@ install_packages() {
 		fail "this is not Debian or Ubuntu; install what provides these (the names are Debian's): $all"
 	[ "$(id -u)" = 0 ] || fail "not root; run: sudo apt-get install $all"
 	echo "setup: apt-get update"
-	apt update >/dev/null || echo "setup: apt-get update failed, trying with the lists that are here" >&2
+	apt update >/dev/null || echo "setup: apt-get update failed, trying with the old package lists" >&2
 	echo "setup: apt-get install $all"
 	apt install -y --no-install-recommends "${missing[@]}" ||
 		fail "apt-get could not install them (its reason is above); install by hand: $all"
@@ -75,7 +76,7 @@ install_packages() {
 	[ ${#missing[@]} = 0 ] || fail "still missing after the installation: ${missing[*]}"
 }
 
-# rust_is_new_enough: cargo is here and at least the version of Cargo.toml.
+# rust_is_new_enough: cargo exists and has at least the version of Cargo.toml.
 rust_is_new_enough() {
 	local version
 	version=$(cargo --version 2>/dev/null | cut -d' ' -f2)
@@ -84,7 +85,7 @@ rust_is_new_enough() {
 
 install_rust() {
 	has rustup >/dev/null ||
-		fail "Rust $rust or newer is needed, here is: $(cargo --version 2>/dev/null || echo none)" \
+		fail "Rust $rust or newer is needed, found: $(cargo --version 2>/dev/null || echo none)" \
 			"install it with rustup: https://www.rust-lang.org/tools/install"
 	echo "setup: rustup toolchain install stable"
 	timeout 1200 rustup toolchain install stable --profile minimal -c rustfmt -c clippy ||

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 #
 # Runs every test and ends with one line, "N passed, N failed". The checks of
-# format and lint count as one test each. A step that fails without saying which
-# test failed (it did not build, it crashed) counts as one failure.
+# format and lint count as one test each. A step that fails before it names a
+# failed test (it did not build, or it crashed) counts as one failure.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 export PATH="$HOME/.cargo/bin:$PATH"
@@ -14,11 +14,11 @@ failures=()
 log=$(mktemp)
 child=
 trap 'rm -f "$log"' EXIT
-# timeout gives a step its own process group, which Ctrl-C does not reach: without
-# this, cargo and virtual machines would go on after the script is gone.
+# `timeout` puts a step into its own process group, which Ctrl-C does not reach.
+# Without this trap, cargo and virtual machines would outlive the script.
 trap '[ -n "$child" ] && kill "$child"; exit 130' INT TERM HUP
 
-# Bounded: a step that hangs is a step that failed.
+# A step that runs for longer than this, in seconds, has failed.
 step_timeout=${MAGPIE_STEP_TIMEOUT:-3600}
 
 fail_step() {
@@ -26,15 +26,15 @@ fail_step() {
 	failures+=("$1")
 }
 
-# run COMMAND...: in the background, because bash runs no trap while it waits for
-# a command in the foreground.
+# run COMMAND...: runs it in the background and waits, because bash runs no trap
+# while a command is in the foreground.
 run() {
 	timeout "$step_timeout" "$@" &
 	child=$!
 	wait "$child"
 }
 
-# check NAME COMMAND...: one test, passed if the command succeeds.
+# check NAME COMMAND...: counts one test, which passes if the command succeeds.
 check() {
 	local name=$1
 	shift
@@ -46,8 +46,8 @@ check() {
 	fi
 }
 
-# tests NAME COMMAND...: sums the "test result:" lines of cargo's test harness,
-# which the native tests print as well.
+# tests NAME COMMAND...: runs cargo's test harness and adds up the tests of its
+# "test result:" lines.
 tests() {
 	local name=$1 status counts p f
 	shift
@@ -79,8 +79,8 @@ tests() {
 c_sources() { git ls-files -z '*.c' '*.h'; }
 format_is_kept() { c_sources | xargs -0 clang-format-19 --dry-run --Werror; }
 
-# What make install puts into an empty folder, make uninstall takes away again,
-# and nothing of others'.
+# make uninstall removes everything that make install put into an empty folder,
+# and no file of anyone else.
 installation_is_clean() {
 	local folder status=1
 	folder=$(mktemp -d)
@@ -99,7 +99,7 @@ export -f c_sources format_is_kept installation_is_clean
 
 check "Rust format" cargo fmt --all --check
 check "C format" bash -c format_is_kept
-# One profile for everything: what users run is what is tested, and the
+# One profile for everything: the tests run the programs that users run, and the
 # dependencies are built once.
 check "release build" cargo build --release --workspace
 check "installation" bash -c installation_is_clean

@@ -1,9 +1,10 @@
-//! The `magpie` command: stock kernels in virtual machines (`magpie lab`), measurements (`magpie bench`).
+//! The `magpie` command: stock kernels in virtual machines (`magpie lab`), measurements (`magpie
+//! bench`).
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Boot stock kernels in virtual machines and measure schedulers.
+/// Boot stock kernels in virtual machines, and measure schedulers.
 #[derive(Debug, Parser)]
 #[command(name = "magpie", version, arg_required_else_help = true)]
 struct Arguments {
@@ -13,7 +14,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Boot stock kernels on machines of any topology, run schedulers and commands in them.
+    /// Boot stock kernels in virtual machines, run schedulers and commands in them
     Lab(magpie_lab::cli::Args),
     Bench(magpie_bench::cli::Args),
 }
