@@ -11,13 +11,14 @@ use serde::Deserialize;
 
 use crate::workload::Parameters;
 
-const BUILT_IN: [&str; 6] = [
+const BUILT_IN: [&str; 7] = [
     include_str!("../suites/steal.toml"),
     include_str!("../suites/wakeup.toml"),
     include_str!("../suites/push.toml"),
     include_str!("../suites/preferred.toml"),
     include_str!("../suites/latency.toml"),
     include_str!("../suites/fairness.toml"),
+    include_str!("../suites/feel.toml"),
 ];
 
 /// Where a suite may run; suites name machines and sizes by it.
@@ -229,6 +230,7 @@ mod tests {
             "preferred",
             "latency",
             "fairness",
+            "feel",
         ];
         assert_eq!(named(&names).len(), names.len());
         let error = find(&["stael".into()]).unwrap_err().to_string();

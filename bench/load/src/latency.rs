@@ -202,8 +202,7 @@ fn work(team: &Team, index: usize, schedule: &Schedule) -> Result<Latencies> {
 
 /// A worker that a timer wakes. Times that have passed while it worked or waited are left out.
 fn work_by_timer(interval: Duration, schedule: &Schedule) -> Result<Latencies> {
-    // Threads that are not real-time ones are woken up to 50 us later otherwise, to save energy.
-    nix::sys::prctl::set_timerslack(1).context("ask for exact timers")?;
+    sys::ask_for_exact_timers()?;
     let interval = interval.as_nanos() as u64;
     let mut latencies = Latencies::new()?;
     let mut next = sys::now_ns();

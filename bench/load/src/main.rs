@@ -3,14 +3,20 @@
 //! with `--json`, one JSON object for programs. Each ends by itself within a bounded time and leaves
 //! nothing behind; but for `burn`, which is ended by who started it.
 
+mod audio;
+mod beside;
 mod churn;
 mod core_sharing;
+mod counters;
 mod cpus;
+mod deadlines;
 mod even_out;
+mod frames;
 mod hogs;
 mod idle_periods;
 mod idle_watch;
 mod latency;
+mod pairs;
 mod pipe;
 mod programs;
 mod services;
@@ -46,6 +52,9 @@ enum Load {
     Burn,
     Latency(latency::Args),
     Pipe(pipe::Args),
+    Pairs(pairs::Args),
+    Frames(frames::Args),
+    Audio(audio::Args),
     Programs(programs::Args),
     Services(services::Args),
     Spread(spread::Args),
@@ -70,6 +79,9 @@ struct Finding {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = beside::build_step() {
+        return code;
+    }
     match run(Args::parse().load) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(2),
@@ -86,6 +98,9 @@ fn run(load: Load) -> Result<bool> {
         Load::Burn => sys::burn_forever(),
         Load::Latency(args) => (latency::run(&args)?, args.json),
         Load::Pipe(args) => (pipe::run(&args)?, args.json),
+        Load::Pairs(args) => (pairs::run(&args)?, args.json),
+        Load::Frames(args) => (frames::run(&args)?, args.json),
+        Load::Audio(args) => (audio::run(&args)?, args.json),
         Load::Programs(args) => (programs::run(&args)?, args.json),
         Load::Services(args) => (services::run(&args)?, args.json),
         Load::Spread(args) => (spread::run(&args)?, args.json),

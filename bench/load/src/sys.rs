@@ -42,6 +42,12 @@ pub fn sleep_until(time: u64) -> Result<()> {
     }
 }
 
+/// Has the caller woken by its timers without a delay. Threads that are not real-time ones are woken
+/// up to 50 us later otherwise, to save energy.
+pub fn ask_for_exact_timers() -> Result<()> {
+    nix::sys::prctl::set_timerslack(1).context("ask for exact timers")
+}
+
 /// The CPU that the caller runs on at this moment.
 pub fn current_cpu() -> usize {
     // SAFETY: no arguments, no memory involved; fails only on kernels without getcpu.
@@ -199,6 +205,26 @@ impl Child {
         };
         std::mem::forget(self);
         ended.map(|_| ())
+    }
+
+    /// Waits as [`Self::wait`] does; an exit code other than 0, or an end by a signal, is an error.
+    pub fn wait_for_success(self) -> Result<()> {
+        use nix::sys::wait::WaitStatus;
+        let ended = waitpid(self.0, None).context("wait for a load process");
+        std::mem::forget(self);
+        match ended? {
+            WaitStatus::Exited(_, 0) => Ok(()),
+            other => bail!("a load process failed: {other:?}"),
+        }
+    }
+
+    /// Has the process ended by itself? It stays to be reaped.
+    pub fn has_ended(&self) -> Result<bool> {
+        use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        let status = waitid(Id::Pid(self.0), flags)
+            .with_context(|| format!("look whether load process {} has ended", self.0))?;
+        Ok(status != WaitStatus::StillAlive)
     }
 
     /// The process id.

@@ -1,8 +1,40 @@
-//! Latencies of many requests: histograms in nanoseconds, told in microseconds.
+//! Latencies of many requests: histograms in nanoseconds, told in microseconds. Also when to measure,
+//! and random times.
+
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
+
+use crate::sys;
+
+/// The time in which what happens is measured, on the clock of [`sys::now_ns`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// When measuring begins.
+    pub from: u64,
+    /// When it ends, and so do the threads.
+    pub until: u64,
+}
+
+impl Window {
+    /// A window of some length that begins when the warm-up, which begins now, is over.
+    pub fn after(warmup: Duration, length: Duration) -> Self {
+        let from = sys::now_ns() + warmup.as_nanos() as u64;
+        Self {
+            from,
+            until: from + length.as_nanos() as u64,
+        }
+    }
+}
+
+/// Draws from the exponential distribution with a mean: the times between events that happen
+/// independently of each other.
+pub fn exponential(random: &mut fastrand::Rng, mean: f64) -> f64 {
+    // The random number is below 1, so that the logarithm is finite.
+    -mean * (1.0 - random.f64()).ln()
+}
 
 /// From a nanosecond to a minute, three digits; record what may be longer with `saturating_record`.
 pub fn histogram() -> Result<Histogram<u64>> {
@@ -45,6 +77,27 @@ fn microseconds(histogram: &Histogram<u64>) -> [f64; 5] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn exponential_times_have_the_mean_and_the_median() {
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut drawn: Vec<f64> = (0..100_000)
+            .map(|_| exponential(&mut random, 200.0))
+            .collect();
+        drawn.sort_by(f64::total_cmp);
+        assert!(drawn[0] >= 0.0);
+        let mean = drawn.iter().sum::<f64>() / drawn.len() as f64;
+        assert!((mean - 200.0).abs() < 3.0, "{mean}");
+        let median = drawn[drawn.len() / 2];
+        assert!((median - 200.0 * 2_f64.ln()).abs() < 3.0, "{median}");
+    }
+
+    #[test]
+    fn a_window_follows_the_warm_up() {
+        let window = Window::after(Duration::from_secs(1), Duration::from_secs(2));
+        assert!(window.from > sys::now_ns());
+        assert_eq!(window.until - window.from, 2_000_000_000);
+    }
 
     #[test]
     fn a_curve_ends_where_the_values_do() -> Result<()> {
