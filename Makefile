@@ -39,6 +39,9 @@ run: build ## show the scheduler at work on a real kernel, inside a virtual mach
 test: setup ## run all tests
 	@scripts/test.sh
 
+results: build ## measure docs/results/ and make the tables of docs/results.md (ONLY="NAME...", FORCE=1)
+	@ONLY="$(ONLY)" FORCE="$(FORCE)" scripts/results.sh
+
 # install and uninstall both work on this list: target file, mode, source. The program itself writes
 # its man page and completions.
 INSTALLED := \
@@ -75,4 +78,4 @@ uninstall: ## remove what install installed, and nothing else
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test install uninstall
+.PHONY: help setup build run test results install uninstall

@@ -9,17 +9,19 @@
 //! figures repeat; they know nothing of caches.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use magpie_lab::{GuestOptions, KernelChoice, Machine, Progress};
+use magpie_lab::{GuestOptions, KernelChoice, Machine};
 use serde::{Deserialize, Serialize};
 
 use crate::candidate::{self, Candidate};
+use crate::file;
 use crate::place::{Place, Vm};
-use crate::report::write_atomically;
+use crate::progress::Spinner;
+use crate::provenance::{self, Origin, Values};
+use crate::report::{SCHEMA, now_unix};
 use crate::table::{Align, Style, write_lines};
 
 /// Real time that hackbench may take.
@@ -69,27 +71,46 @@ impl Cost {
 }
 
 /// One scheduler's costs, by operation.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Measured {
     scheduler: String,
     operations: BTreeMap<String, Cost>,
     context_switches: u64,
 }
 
-#[derive(Debug, Serialize)]
-struct Outcome {
+/// A result file of `magpie bench callbacks`. Readers ignore keys that they do not know.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Costs {
     schema: u32,
-    machine: BTreeMap<String, serde_json::Value>,
+    machine: Values,
     kernel: String,
+    /// Seconds since the epoch at the start of the run.
+    #[serde(default)]
+    started_unix: u64,
+    /// Command line, commit and versions.
+    #[serde(default)]
+    options: Values,
     workload: String,
     schedulers: Vec<Measured>,
 }
 
-/// Runs `magpie bench callbacks`; the process's exit code.
+impl Costs {
+    /// Where the result comes from.
+    pub fn origin(&self) -> Origin<'_> {
+        Origin {
+            machine: &self.machine,
+            kernel: &self.kernel,
+            started_unix: self.started_unix,
+            options: &self.options,
+        }
+    }
+}
+
+/// Runs `magpie bench callbacks`.
 ///
 /// # Errors
 /// When a program is missing, the guest or a scheduler fails, or nothing was counted.
-pub fn run(args: &Args) -> Result<u8> {
+pub fn run(args: &Args) -> Result<()> {
     let mut candidates: Vec<Candidate> = candidate::parse_list(&args.sched)?;
     candidates.retain(|candidate| !candidate.is_baseline());
     if candidates.is_empty() {
@@ -106,41 +127,44 @@ pub fn run(args: &Args) -> Result<u8> {
             files.push(program);
         }
     }
-    let spinner = indicatif::ProgressBar::new_spinner();
-    spinner.enable_steady_tick(Duration::from_millis(100));
-    let messages = spinner.clone();
+    let mut options = Values::from([("rounds".into(), 1.into())]);
+    provenance::record(&mut options, files[1..].iter().map(PathBuf::as_path));
+    let started_unix = now_unix();
+    let spinner = Spinner::new();
     let mut place = Vm::boot(&GuestOptions {
         machine: Machine::find(&args.machine)?,
         kernel: KernelChoice::parse(args.kernel.as_deref(), None)?,
         packages: vec!["rt-tests".into()],
         files,
-        progress: Progress::new(move |what| messages.set_message(what.to_string())),
+        progress: spinner.of_lab(),
         ..GuestOptions::default()
     })?;
 
     let workload = format!("hackbench -g {} -l {}", args.groups, args.loops);
     let mut schedulers = Vec::new();
     for candidate in candidates {
-        spinner.set_message(format!("{workload} under {}", candidate.name));
+        spinner.show(&format!("{workload} under {}", candidate.name));
         schedulers.push(measure(&mut place, candidate, &workload)?);
     }
-    spinner.finish_and_clear();
-    let outcome = Outcome {
-        schema: 1,
+    drop(spinner);
+    let costs = Costs {
+        schema: SCHEMA,
         machine: place.machine(),
         kernel: place.kernel(),
+        started_unix,
+        options,
         workload,
         schedulers,
     };
     if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&outcome).context("encode the result")?;
-        write_atomically(path, &format!("{text}\n"))?;
+        let text = serde_json::to_string_pretty(&costs).context("encode the result")?;
+        file::write(path, &(text + "\n"))?;
     }
-    if args.json.as_deref() != Some(Path::new("-")) {
+    if !args.json.as_deref().is_some_and(file::is_standard_stream) {
         let style = Style::of(args.markdown);
-        print!("{}", describe(&outcome, &args.machine, style));
+        print!("{}", describe(&costs, style));
     }
-    Ok(0)
+    Ok(())
 }
 
 fn measure(place: &mut Vm, candidate: Candidate, workload: &str) -> Result<Measured> {
@@ -268,9 +292,9 @@ fn operation(program: &str) -> String {
 }
 
 /// The table: an operation a line, in the order of its cost to the first scheduler that has it.
-fn describe(outcome: &Outcome, machine: &str, style: Style) -> String {
+pub fn render_table(costs: &Costs, style: Style) -> String {
     let mut operations: Vec<&String> = Vec::new();
-    for measured in &outcome.schedulers {
+    for measured in &costs.schedulers {
         let mut of_it: Vec<_> = measured.operations.iter().collect();
         of_it.sort_by_key(|(_, cost)| std::cmp::Reverse(cost.ns));
         for (operation, _) in of_it {
@@ -285,10 +309,10 @@ fn describe(outcome: &Outcome, machine: &str, style: Style) -> String {
     };
     let mut lines = vec![row(
         "ns per call (calls)",
-        outcome.schedulers.iter().map(|m| m.scheduler.clone()),
+        costs.schedulers.iter().map(|m| m.scheduler.clone()),
     )];
     for operation in operations {
-        let cells = outcome.schedulers.iter();
+        let cells = costs.schedulers.iter();
         lines.push(row(
             operation,
             cells.map(|m| cell(m.operations.get(operation))),
@@ -296,14 +320,14 @@ fn describe(outcome: &Outcome, machine: &str, style: Style) -> String {
     }
     lines.push(row(
         "all, ns per context switch",
-        outcome.schedulers.iter().map(|measured| {
+        costs.schedulers.iter().map(|measured| {
             let ns: u64 = measured.operations.values().map(|cost| cost.ns).sum();
             format!("{:.0}", ns as f64 / measured.context_switches.max(1) as f64)
         }),
     ));
     lines.push(row(
         "context switches",
-        outcome
+        costs
             .schedulers
             .iter()
             .map(|measured| measured.context_switches.to_string()),
@@ -311,12 +335,18 @@ fn describe(outcome: &Outcome, machine: &str, style: Style) -> String {
 
     let mut text = String::new();
     write_lines(&mut text, &lines, style, Align::Right);
-    let _ = writeln!(
-        text,
-        "\n{}, machine {machine}, kernel {}",
-        outcome.workload, outcome.kernel
-    );
     text
+}
+
+/// The table, and below it what was measured.
+fn describe(costs: &Costs, style: Style) -> String {
+    format!(
+        "{}\n{}, machine {}, kernel {}\n",
+        render_table(costs, style),
+        costs.workload,
+        costs.origin().machine_name(),
+        costs.kernel
+    )
 }
 
 fn row(name: &str, cells: impl Iterator<Item = String>) -> Vec<String> {
@@ -367,17 +397,19 @@ mod tests {
                 .collect(),
             context_switches: 10,
         };
-        let outcome = Outcome {
-            schema: 1,
-            machine: BTreeMap::new(),
+        let costs = Costs {
+            schema: SCHEMA,
+            machine: Values::new(),
             kernel: "7.2".into(),
+            started_unix: 0,
+            options: Values::new(),
             workload: "hackbench".into(),
             schedulers: vec![
                 measured("a", &[("enqueue", 2, 100), ("dispatch", 1, 400)]),
                 measured("b", &[("tick", 1, 7)]),
             ],
         };
-        let text = describe(&outcome, "vt4", Style::Text);
+        let text = describe(&costs, Style::Text);
         let words: Vec<Vec<&str>> = text
             .lines()
             .map(|line| line.split_whitespace().collect())
@@ -389,6 +421,6 @@ mod tests {
             words[4],
             ["all,", "ns", "per", "context", "switch", "50", "1"]
         );
-        assert!(describe(&outcome, "vt4", Style::Markdown).contains("|---|---:|---:|"));
+        assert!(describe(&costs, Style::Markdown).contains("|---|---:|---:|"));
     }
 }

@@ -3,16 +3,16 @@
 //! The markup is maud's, which escapes what it is given: schedulers' names and their last words come
 //! from other programs.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use serde_json::Value;
 
 use crate::curve;
+use crate::file;
 use crate::occupancy;
-use crate::report::{BASELINE, Report, Row, write_atomically};
+use crate::provenance::Values;
+use crate::report::{BASELINE, Report, Row};
 use crate::stats::{Average, Better, Verdict, variation_percent};
 use crate::strip;
 use crate::table::{Relation, mark, relate, significant};
@@ -35,9 +35,9 @@ pre { background: #f5f7f9; padding: .7rem; overflow-x: auto; font-size: .85rem; 
 ";
 
 /// Writes the page; `-` is standard output.
-pub fn write(report: &Report, file: &Path) -> Result<()> {
+pub fn write(report: &Report, path: &Path) -> Result<()> {
     let page = render(report)?;
-    write_atomically(file, &page).context("write the HTML report")
+    file::write(path, &page).context("write the HTML report")
 }
 
 fn render(report: &Report) -> Result<String> {
@@ -51,7 +51,8 @@ fn render(report: &Report) -> Result<String> {
         .iter()
         .map(|workload| section(report, workload))
         .collect::<Result<_>>()?;
-    let title = format!("Schedulers on {}", machine_name(report));
+    let origin = report.origin();
+    let title = format!("Schedulers on {}", origin.machine_name());
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -65,7 +66,7 @@ fn render(report: &Report) -> Result<String> {
             }
             body {
                 h1 { (title) }
-                p.note { "Linux " (report.kernel) ", " (when(report)) ", " (rounds(report)) }
+                p.note { "Linux " (report.kernel) ", " (origin.date()) ", " (origin.rounds()) }
                 @if !report.complete {
                     p.warning { "This run was interrupted or failed: it has fewer samples than it was to have." }
                 }
@@ -78,42 +79,6 @@ fn render(report: &Report) -> Result<String> {
         }
     };
     Ok(page.into_string())
-}
-
-fn machine_name(report: &Report) -> String {
-    let text = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_string);
-    let machine = &report.machine;
-    let name = text(
-        machine
-            .get("machine")
-            .and_then(|machine| machine.get("name")),
-    );
-    let cpus = machine.get("cpus").and_then(Value::as_u64);
-    let name = name
-        .or_else(|| text(machine.get("model")))
-        .unwrap_or_else(|| "an unnamed machine".into());
-    match cpus {
-        Some(cpus) => format!("{name} ({cpus} CPUs)"),
-        None => name,
-    }
-}
-
-fn when(report: &Report) -> String {
-    match time::OffsetDateTime::from_unix_timestamp(report.started_unix as i64) {
-        Ok(time) if report.started_unix > 0 => {
-            let (hour, minute) = (time.hour(), time.minute());
-            format!("{} {hour:02}:{minute:02} UTC", time.date())
-        }
-        _ => "at an unknown time".into(),
-    }
-}
-
-fn rounds(report: &Report) -> String {
-    match report.options.get("rounds").and_then(Value::as_u64) {
-        Some(1) => "one round".into(),
-        Some(rounds) => format!("{rounds} interleaved rounds"),
-        None => "rounds not recorded".into(),
-    }
 }
 
 /// How many tests each scheduler is really better and worse in.
@@ -285,10 +250,10 @@ fn failures(report: &Report) -> Markup {
 
 /// Everything that is needed to run it again.
 fn circumstances(report: &Report) -> Markup {
-    let pretty = |values: &BTreeMap<String, Value>| {
+    let pretty = |values: &Values| {
         serde_json::to_string_pretty(values).unwrap_or_else(|error| error.to_string())
     };
-    let command = report.options.get("command_line").and_then(Value::as_str);
+    let command = report.origin().command();
     html! {
         h2 { "To run it again" }
         @if let Some(command) = command { pre { (command) } }

@@ -1,45 +1,60 @@
 //! Measures schedulers: interleaved, with statistics.
 //!
 //! ```text
-//!   suites/*.toml
+//!                             options                       the command line
+//!                                |
+//!   suites/*.toml                |
 //!   workloads.toml    --sched list         --in vm | host | vtime
 //!        |                 |                     |
 //!   suite, workload    candidate               place        commands, schedulers, /proc
 //!        |                 |                     |
-//!        +--------------- plan ------------------+          everything that can fail early
+//!        +--------------- plan ------------------+          all checks before a guest is booted
 //!        |                 |                     |
-//!        +------------> runner <-----------------+
-//!                          |  samples, counters
-//!                        report  ---------------> JSON file (raw samples)
+//!        +------------> runner <-----------------+          progress shows how far it is
+//!                          |  samples, counters, occupancy
+//!                        report, provenance ----> file      JSON: raw samples, and their origin
 //!                          |
-//!              stats --> table, compare, plot     text, Markdown, exit code, SVG
-//!                        html                     one page with pictures of each test
-//!                        shard                    parts of a run, joined
-//!                          + reference            published results beside ours
+//!                        stats
+//!                          |
+//!        +--------+--------+-+--------+-----------+
+//!      table   compare     html     plot      shard         text, exit code, pages, pictures,
+//!        |                   |                              parts of a run joined
+//!      show, page         strip, curve
+//!        + reference                                        published results beside ours
+//!
+//!   callbacks                                               cost of a scheduler's operations
+//!   peers                                                   installs published schedulers
 //! ```
 //!
-//! The report keeps raw samples; every average and verdict is computed from them by `stats`.
+//! The report keeps raw samples, and `stats` computes every average and verdict from them, so that a
+//! better statistic can be applied to old files.
 
-pub mod callbacks;
 pub mod candidate;
 pub mod cli;
-pub mod compare;
-pub mod counters;
-pub mod curve;
 pub mod html;
-pub mod interrupt;
-pub mod occupancy;
-pub mod peers;
 pub mod place;
-pub mod plan;
-pub mod plot;
-pub mod progress;
-pub mod reference;
 pub mod report;
 pub mod runner;
-pub mod shard;
 pub mod stats;
-pub mod strip;
-pub mod suite;
 pub mod table;
 pub mod workload;
+
+mod callbacks;
+mod compare;
+mod counters;
+mod curve;
+mod file;
+mod interrupt;
+mod occupancy;
+mod options;
+mod page;
+mod peers;
+mod plan;
+mod plot;
+mod progress;
+mod provenance;
+mod reference;
+mod shard;
+mod show;
+mod strip;
+mod suite;

@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::provenance::version_of;
 use crate::table::{Align, Style, write_lines};
 use find_libclang::find_libclang;
 
@@ -75,7 +76,7 @@ struct Install {
 }
 
 /// Runs `magpie bench peers`.
-pub fn run(args: &Args) -> Result<u8> {
+pub fn run(args: &Args) -> Result<()> {
     let tree = magpie_lab::place::source_tree().context(
         "peers are installed in target/peers of Magpie's source tree, and this is not one: \
          change to it, or install the scheduler so that it is in PATH",
@@ -91,7 +92,7 @@ pub fn run(args: &Args) -> Result<u8> {
             install_all(&tree, &peers, install.force)?;
         }
     }
-    Ok(0)
+    Ok(())
 }
 
 /// Where peers are installed; their programs are in `bin` below.
@@ -241,18 +242,6 @@ fn find_clang(tree: &Path) -> Result<PathBuf> {
         );
     }
     Ok(clang)
-}
-
-/// What an installed program says of itself, such as `scx_cosmos 1.1.7 x86_64-unknown-linux-gnu`.
-pub fn version_of(program: &Path) -> Option<String> {
-    let output = Command::new(program)
-        .arg("--version")
-        .stdin(Stdio::null())
-        .output()
-        .ok()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let line = text.lines().next()?.trim();
-    (output.status.success() && !line.is_empty()).then(|| line.to_string())
 }
 
 /// The table of known peers and whatever else is installed.

@@ -1,21 +1,20 @@
 //! What a command line asks for, found out before a guest is booted or a file is written: cases,
 //! schedulers, programs, the machine.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use magpie_lab::{GuestOptions, KernelChoice, Machine, Progress as LabProgress};
-use serde_json::Value;
+use magpie_lab::{GuestOptions, KernelChoice, Machine};
 
 use crate::candidate::{self, Candidate};
-use crate::cli::Measure;
+use crate::options::Measure;
 use crate::place::{Host, Place, Vm, host_cpus};
+use crate::progress::Spinner;
+use crate::provenance::{self, Values};
 use crate::runner::{self, Suite};
+use crate::shard;
 use crate::suite::{self, Definition, Where};
 use crate::workload::{self, Case, Parameters, Workload};
-use crate::{peers, shard};
 
 /// The machine of a guest where neither the command line nor a suite names one.
 const MACHINE: &str = "tiny2";
@@ -28,7 +27,7 @@ pub struct Plan {
     /// The suites that it came from.
     pub suites: Vec<Definition>,
     /// What the report keeps of it, to run it again.
-    pub options: BTreeMap<String, Value>,
+    pub options: Values,
     machine: Option<Machine>,
     programs: Vec<PathBuf>,
     /// Where workloads keep files on this host; removed with the plan.
@@ -50,13 +49,12 @@ impl Plan {
             candidate::add_ablation(&mut suite.candidates)?;
         }
         let mut options = runner::options(&suite);
-        options.insert("command_line".into(), command_line(std::env::args()).into());
         if let Some(shard) = args.shard {
             shard.choose(&mut suite.work);
             options.insert(shard::OPTION.into(), shard.to_string().into());
         }
         let programs = find_programs(args.place, &mut suite)?;
-        options.insert("versions".into(), versions(&suite, &programs).into());
+        provenance::record(&mut options, schedulers(&suite, &programs));
         let folder = match args.place {
             Where::Host => Some(tempfile::tempdir().context("make a folder for the workloads")?),
             Where::Vm | Where::Vtime => None,
@@ -82,9 +80,7 @@ impl Plan {
             }
             return Ok(Box::new(Host::new()?));
         };
-        let spinner = indicatif::ProgressBar::new_spinner();
-        spinner.enable_steady_tick(Duration::from_millis(100));
-        let messages = spinner.clone();
+        let spinner = Spinner::new();
         let work = self.suite.work.iter();
         let mut packages: Vec<String> = work
             .flat_map(|(workload, _)| workload.packages().map(str::to_string))
@@ -96,52 +92,23 @@ impl Plan {
             kernel: KernelChoice::parse(args.kernel.as_deref(), args.config.as_deref())?,
             packages,
             files: self.programs.clone(),
-            progress: LabProgress::new(move |what| messages.set_message(what.to_string())),
+            progress: spinner.of_lab(),
             ..GuestOptions::default()
         };
-        let vm = Vm::boot(&options);
-        spinner.finish_and_clear();
-        Ok(Box::new(vm?))
+        Ok(Box::new(Vm::boot(&options)?))
     }
 }
 
-/// The command that measures the same again: without this part's number and without output files,
-/// so that it is the same for all parts of a run.
-fn command_line(mut words: impl Iterator<Item = String>) -> String {
-    const LEFT_OUT: [&str; 4] = ["--shard", "--json", "--markdown", "--html"];
-    let program = words.next().unwrap_or_default();
-    let program = Path::new(&program).file_name().unwrap_or_default();
-    let mut kept = vec![program.to_string_lossy().into_owned()];
-    while let Some(word) = words.next() {
-        if LEFT_OUT.contains(&word.as_str()) {
-            words.next();
-        } else if !LEFT_OUT
-            .iter()
-            .any(|option| word.starts_with(&format!("{option}=")))
-        {
-            kept.push(word);
-        }
-    }
-    shell_words::join(kept)
-}
-
-/// What each scheduler says of its version. (On the host programs have their paths in the suite, for
-/// a guest they are among those to copy.)
-fn versions(suite: &Suite, programs: &[PathBuf]) -> serde_json::Map<String, Value> {
-    let mut versions = serde_json::Map::new();
-    for program in suite.candidates.iter().filter_map(|c| c.argv.first()) {
+/// The schedulers' programs on this host. (The suite has their paths in the guest.)
+fn schedulers<'a>(suite: &'a Suite, programs: &'a [PathBuf]) -> impl Iterator<Item = &'a Path> {
+    let argv = suite.candidates.iter().filter_map(|c| c.argv.first());
+    argv.map(|program| {
         let program = Path::new(program);
-        let Some(name) = program.file_name() else {
-            continue;
-        };
         let copied = programs
             .iter()
-            .find(|copied| copied.file_name() == Some(name));
-        if let Some(version) = peers::version_of(copied.map_or(program, PathBuf::as_path)) {
-            versions.insert(name.to_string_lossy().into_owned(), version.into());
-        }
-    }
-    versions
+            .find(|copied| copied.file_name() == program.file_name());
+        copied.map_or(program, PathBuf::as_path)
+    })
 }
 
 /// The guest's machine; None on the host.
@@ -322,7 +289,7 @@ fn is_ours(program: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::tests::measure;
+    use crate::options::tests::measure;
 
     fn work(line: &str) -> Result<Vec<(Workload, Vec<Case>)>> {
         let args = measure(line);
@@ -366,17 +333,6 @@ mod tests {
         assert!(error("--groups 1,,2").contains("empty value"));
         assert!(error("--workload pipe,pipe").contains("twice"));
         assert!(error("--suite stael").contains("there are steal"));
-    }
-
-    #[test]
-    fn all_parts_of_a_run_keep_the_same_command() {
-        let kept = |line: &str| command_line(line.split(' ').map(str::to_string));
-        let line = "/a/magpie bench --shard 2/4 --json=x --sched scx_a --html y --rounds 5";
-        assert_eq!(kept(line), "magpie bench --sched scx_a --rounds 5");
-        assert_eq!(
-            kept(line),
-            kept("magpie bench --sched scx_a --shard=1/4 --rounds 5")
-        );
     }
 
     #[test]

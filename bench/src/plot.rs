@@ -10,7 +10,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use plotters::coord::{CoordTranslate, Shift};
 use plotters::prelude::*;
 
-use crate::report::{BASELINE, Report, write_atomically};
+use crate::file;
+use crate::report::{BASELINE, Report};
 use crate::stats::{Average, Better};
 use crate::table::relate;
 
@@ -72,13 +73,13 @@ struct Bar {
     high: f64,
 }
 
-/// Draws a report into an SVG file.
+/// Draws a report and writes the picture as SVG; `-` is standard output.
 ///
 /// # Errors
 /// When the report has nothing to compare, or the file cannot be written.
-pub fn draw(report: &Report, file: &Path) -> Result<()> {
+pub fn write(report: &Report, path: &Path) -> Result<()> {
     let svg = render(report)?;
-    write_atomically(file, &svg).with_context(|| format!("write the plot to {}", file.display()))
+    file::write(path, &svg).context("write the plot")
 }
 
 fn render(report: &Report) -> Result<String> {

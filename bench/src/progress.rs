@@ -1,20 +1,52 @@
 //! Shows how far a run is: a bar with the time left on a terminal, a line per round elsewhere.
-//! Also saves the report after every turn, so that nothing measured is lost.
+//! Also saves the report after each scheduler's turn, so that an interruption loses little.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
+use magpie_lab::Progress as LabProgress;
 
+use crate::file;
 use crate::report::Report;
 use crate::runner::{Step, Watcher};
+
+/// Says on a terminal what is done now, while nobody knows for how long. Leaves the screen when it
+/// is dropped.
+pub struct Spinner(ProgressBar);
+
+impl Spinner {
+    /// Starts to turn.
+    pub fn new() -> Self {
+        let bar = ProgressBar::new_spinner();
+        bar.enable_steady_tick(Duration::from_millis(100));
+        Self(bar)
+    }
+
+    /// Shows what is done now.
+    pub fn show(&self, what: &str) {
+        self.0.set_message(what.to_string());
+    }
+
+    /// Shows the steps of the lab.
+    pub fn of_lab(&self) -> LabProgress {
+        let bar = self.0.clone();
+        LabProgress::new(move |what| bar.set_message(what.to_string()))
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
 
 /// The watcher of a run on the command line.
 pub struct Progress {
     bar: ProgressBar,
-    /// No terminal: a line per round instead of a bar.
+    /// Standard error is no terminal: print a line per round instead of a bar.
     plain: bool,
     rounds: usize,
     round: Option<usize>,
@@ -23,7 +55,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// For `runs` runs in `rounds` rounds (warm-up apart); saves to `file`.
+    /// For `runs` runs in `rounds` rounds, in addition to the warm-up; saves the report to `file`.
     pub fn new(runs: usize, rounds: usize, file: Option<&Path>) -> Self {
         let plain = !std::io::stderr().is_terminal();
         let bar = if plain {
@@ -39,7 +71,7 @@ impl Progress {
         bar.set_length(runs as u64);
         // Standard output can be written only once: at the end.
         let file = file
-            .filter(|path| *path != Path::new("-"))
+            .filter(|path| !file::is_standard_stream(path))
             .map(Path::to_path_buf);
         Self {
             bar,
@@ -51,7 +83,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar off the screen.
+    /// Removes the bar from the screen.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }

@@ -5,13 +5,14 @@
 //! applied to old files.
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
+use crate::file;
+use crate::provenance::{Origin, Values};
 use crate::stats::Better;
 
 /// Version of the result file's format. Raised when a reader of the old one would misread it.
@@ -26,7 +27,7 @@ pub struct Report {
     /// Format version, see [`SCHEMA`].
     pub schema: u32,
     /// Where it ran: "in" is `host` or `vm`, the rest says which machine.
-    pub machine: BTreeMap<String, Value>,
+    pub machine: Values,
     /// Kernel release that ran the workloads.
     pub kernel: String,
     /// Seconds since the epoch at the start of the run.
@@ -37,7 +38,7 @@ pub struct Report {
     pub complete: bool,
     /// The command line's options and program versions, to run it again.
     #[serde(default)]
-    pub options: BTreeMap<String, Value>,
+    pub options: Values,
     /// One entry per workload case, metric and scheduler.
     pub results: Vec<Row>,
 }
@@ -87,17 +88,12 @@ impl Row {
 
 impl Report {
     /// An empty report of this machine, kernel and options.
-    pub fn new(
-        machine: BTreeMap<String, Value>,
-        kernel: String,
-        options: BTreeMap<String, Value>,
-    ) -> Self {
-        let started = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    pub fn new(machine: Values, kernel: String, options: Values) -> Self {
         Self {
             schema: SCHEMA,
             machine,
             kernel,
-            started_unix: started.map_or(0, |d| d.as_secs()),
+            started_unix: now_unix(),
             complete: false,
             options,
             results: Vec::new(),
@@ -123,77 +119,58 @@ impl Report {
         names
     }
 
-    /// Reads a result file; `-` is standard input.
+    /// Reads a result file, compressed or not; `-` is standard input.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or is not a result file of this format.
     pub fn load(path: &Path) -> Result<Self> {
-        let text = if path == Path::new("-") {
-            std::io::read_to_string(std::io::stdin())
-                .context("read a result file from standard input")?
-        } else {
-            std::fs::read_to_string(path).with_context(|| {
-                format!(
-                    "read the result file {}; make one with `magpie bench --json FILE`",
-                    path.display()
-                )
-            })?
-        };
-        let report: Self = serde_json::from_str(&text).with_context(|| {
+        let text = file::read(path)
+            .context("read a result file; `magpie bench --json FILE` writes one")?;
+        Self::parse(&text, path)
+    }
+
+    /// The report in the text of the file at `path`.
+    pub(crate) fn parse(text: &str, path: &Path) -> Result<Self> {
+        let report: Self = serde_json::from_str(text).with_context(|| {
             format!(
                 "{} is not a result file of `magpie bench --json`",
                 path.display()
             )
         })?;
-        if report.schema != SCHEMA {
-            bail!(
-                "{} has result format {}, this program reads format {SCHEMA}: measure again, or use the version that wrote it",
-                path.display(),
-                report.schema
-            );
-        }
+        ensure!(
+            report.schema == SCHEMA,
+            "{} has result format {}, this program reads format {SCHEMA}: measure again, or use the version that wrote it",
+            path.display(),
+            report.schema
+        );
         Ok(report)
     }
 
-    /// Writes the report as JSON; `-` is standard output. A reader sees the old file or the whole
-    /// new one, never a part, whenever this program is killed.
+    /// Writes the report as JSON, compressed if the name ends in `.gz`; `-` is standard output. A
+    /// reader sees the old file or the whole new one, even if this program is killed.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
     pub fn save(&self, path: &Path) -> Result<()> {
-        let mut text = serde_json::to_string_pretty(self).context("encode the report")?;
-        text.push('\n');
-        write_atomically(path, &text)
+        let text = serde_json::to_string_pretty(self).context("encode the report")?;
+        file::write(path, &(text + "\n"))
+    }
+
+    /// Where the results come from.
+    pub fn origin(&self) -> Origin<'_> {
+        Origin {
+            machine: &self.machine,
+            kernel: &self.kernel,
+            started_unix: self.started_unix,
+            options: &self.options,
+        }
     }
 }
 
-/// Replaces `path` by `text` in one step (a temporary file beside it, then a rename).
-/// `-` is standard output, and something that is no regular file (`/dev/null`, a FIFO) is written
-/// as it is: to rename over it would remove it.
-pub fn write_atomically(path: &Path, text: &str) -> Result<()> {
-    if path == Path::new("-") {
-        let mut out = std::io::stdout().lock();
-        return out
-            .write_all(text.as_bytes())
-            .and_then(|()| out.flush())
-            .context("write to standard output");
-    }
-    let context = || {
-        format!(
-            "write {}: is its folder there, and writable?",
-            path.display()
-        )
-    };
-    if path.exists() && !path.is_file() {
-        return std::fs::write(path, text).with_context(context);
-    }
-    let folder = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let mut file = tempfile::Builder::new()
-        .prefix(".magpie-bench-")
-        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
-        .tempfile_in(folder)
-        .with_context(context)?;
-    file.write_all(text.as_bytes()).with_context(context)?;
-    file.as_file().sync_all().with_context(context)?;
-    file.persist(path).with_context(context)?;
-    Ok(())
+/// Seconds since the epoch.
+pub(crate) fn now_unix() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |since| since.as_secs())
 }
 
 fn distinct<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {

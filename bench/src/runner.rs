@@ -21,6 +21,7 @@ use crate::counters::{Counters, Reading, mean};
 use crate::interrupt;
 use crate::occupancy;
 use crate::place::Place;
+use crate::provenance::Values;
 use crate::report::{BASELINE, Curve, Occupancy, Report, Row};
 use crate::shard;
 use crate::workload::{Case, Metric, Workload};
@@ -361,7 +362,7 @@ fn read_own(place: &mut dyn Place, candidate: &Candidate) -> serde_json::Value {
 }
 
 /// The options that the report keeps.
-pub fn options(suite: &Suite) -> BTreeMap<String, serde_json::Value> {
+pub fn options(suite: &Suite) -> Values {
     let schedulers: Vec<&str> = suite.candidates.iter().map(|c| c.name.as_str()).collect();
     let commands: Vec<String> = suite
         .work

@@ -64,8 +64,17 @@ pub fn relate(base: &Row, row: &Row) -> Option<Relation> {
     })
 }
 
-/// The whole table, one block per workload, with a legend. Empty for a report without results.
+/// The tables, one per workload, and a legend. Empty for a report without results.
 pub fn render(report: &Report, style: Style) -> String {
+    let mut text = render_tables(report, style);
+    if !text.is_empty() {
+        text.push_str(LEGEND);
+    }
+    text
+}
+
+/// The tables alone, one per workload, an empty line behind each.
+pub fn render_tables(report: &Report, style: Style) -> String {
     let schedulers = report.schedulers();
     let mut text = String::new();
     let mut workloads: Vec<&str> = report
@@ -85,9 +94,6 @@ pub fn render(report: &Report, style: Style) -> String {
         );
         write_lines(&mut text, &lines, style, Align::Left);
         text.push('\n');
-    }
-    if !workloads.is_empty() {
-        text.push_str(LEGEND);
     }
     text
 }

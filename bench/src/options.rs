@@ -1,0 +1,241 @@
+//! The command line of `magpie bench`: its options, and what each of them accepts.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+
+use crate::compare::parse_percent;
+use crate::shard::Shard;
+use crate::suite::Where;
+use crate::{callbacks, peers};
+
+/// Measure schedulers against the kernel's own, interleaved, with statistics.
+///
+/// Each cell of the table reads `0.93 [  7.10]( 2.11)`: the average normalized to eevdf, the
+/// improvement in percent, the coefficient of variation in percent. `same` marks a difference that
+/// the test does not find to be real.
+#[derive(Debug, clap::Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:\n  \
+    magpie bench --sched scx_magpie --workload hackbench\n  \
+    magpie bench --machine smt8 --sched 'scx_magpie,scx_magpie --no-steal,scx_cosmos' \\\n      \
+    --workload hackbench,pipe,latency --groups 1,4 --rounds 8 --json result.json\n  \
+    magpie bench --suite steal,latency,fairness --sched scx_magpie,scx_cosmos --html report.html\n  \
+    magpie bench --in vtime --suite push --ablate --shard 1/4 --json part1.json\n  \
+    magpie bench peers install scx_cosmos scx_lavd\n  \
+    magpie bench show result.json\n  \
+    magpie bench compare old.json result.json --fail-over 3%"
+)]
+pub struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+    #[command(flatten)]
+    pub(crate) measure: Box<Measure>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Command {
+    /// Fail if a result file is worse than an older one: a gate against regressions
+    Compare(Compare),
+    /// Print the tables of result files, and where each file comes from
+    Show(Show),
+    /// Draw a result file as an SVG picture
+    Plot(Plot),
+    /// Join the results of all shards of a run
+    Merge(Merge),
+    /// List the workloads
+    Workloads,
+    /// List the suites
+    Suites,
+    /// Measure what each operation of schedulers costs per call
+    Callbacks(callbacks::Args),
+    Peers(peers::Args),
+}
+
+/// The options of a measurement.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Measure {
+    /// Where to measure
+    #[arg(long = "in", value_enum, default_value = "vm", value_name = "WHERE")]
+    pub(crate) place: Where,
+    /// Machine of the guest: a preset (`magpie lab machines`) or a TOML file [default: the suite's,
+    /// else tiny2, or vt16 in virtual time]
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) machine: Option<String>,
+    /// Kernel of the guest: a series (`magpie lab kernels`) or a bzImage [default: the newest series]
+    #[arg(long, value_name = "SERIES|FILE")]
+    pub(crate) kernel: Option<String>,
+    /// Configuration of a kernel that is given as a file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Schedulers with their options, separated by commas; eevdf (none) is always measured too
+    #[arg(long, default_value = "scx_magpie", value_name = "LIST")]
+    pub(crate) sched: String,
+    /// Suites, separated by commas (`magpie bench suites` lists them), or files that end in .toml
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub(crate) suite: Vec<String>,
+    /// Workloads, separated by commas (`magpie bench workloads` lists them) [default: those of the
+    /// suites, else hackbench]
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub(crate) workload: Vec<String>,
+    /// More workloads, in the form of bench/workloads.toml
+    #[arg(long, value_name = "FILE")]
+    pub(crate) workloads: Option<PathBuf>,
+    /// Rounds that count; one more runs before them as warm-up and is dropped
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) rounds: u16,
+    /// hackbench groups, one case for each value: 1,4 [short for --set groups=1,4]
+    #[arg(long, value_name = "LIST")]
+    pub(crate) groups: Option<String>,
+    /// hackbench loops, one case for each value [short for --set loops=...]
+    #[arg(long, value_name = "LIST")]
+    pub(crate) loops: Option<String>,
+    /// Values of a workload's parameter, one case for each: --set threads=2,8
+    #[arg(long = "set", value_name = "NAME=LIST")]
+    pub(crate) parameters: Vec<String>,
+    /// Also measure the mechanisms of scx_magpie: all, each left out, each alone, none
+    #[arg(long)]
+    pub(crate) ablate: bool,
+    /// Run part K of N of the cases, on one of several machines; `magpie bench merge` joins the
+    /// results
+    #[arg(long, value_name = "K/N")]
+    pub(crate) shard: Option<Shard>,
+    /// Write the result as JSON, compressed if FILE ends in .gz; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Write the table as Markdown; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    pub(crate) markdown: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) display: Display,
+}
+
+/// How a result is shown, by a measurement and by `magpie bench show`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Display {
+    /// Write a report with pictures as one HTML file; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+    /// Print published results beside these: a table of reference/
+    #[arg(long, value_name = "CSV")]
+    pub(crate) compare: Option<PathBuf>,
+    /// Print what the kernel and the scheduler counted in a run (mean of the rounds)
+    #[arg(long, value_enum, default_value = "magpie", num_args = 0..=1, default_missing_value = "all")]
+    pub(crate) show_counters: ShowCounters,
+}
+
+/// Whose counters are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ShowCounters {
+    /// Of scx_magpie
+    Magpie,
+    /// Of every scheduler
+    All,
+    /// Of none
+    None,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Compare {
+    /// The older result file
+    pub(crate) old: PathBuf,
+    /// The newer result file
+    pub(crate) new: PathBuf,
+    /// Largest loss that passes
+    #[arg(long, default_value = "3%", value_parser = parse_percent, value_name = "PERCENT")]
+    pub(crate) fail_over: f64,
+    /// Compare values relative to each file's eevdf, for files from hosts of different speed
+    #[arg(long)]
+    pub(crate) normalized: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Show {
+    /// Result files, of `magpie bench --json` or `magpie bench callbacks --json`; `-` is standard
+    /// input
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Print the tables as Markdown
+    #[arg(long)]
+    pub(crate) markdown: bool,
+    /// Print command, tables and provenance as docs/results.md has them
+    #[arg(long, conflicts_with = "markdown")]
+    pub(crate) docs: bool,
+    /// Write what --docs prints into PAGE, for each FILE between `<!-- table: NAME -->` and
+    /// `<!-- end -->`, where NAME is the file's name without .json.gz
+    #[arg(long, value_name = "PAGE", conflicts_with_all = ["markdown", "docs"])]
+    pub(crate) into: Option<PathBuf>,
+    /// Write a picture of all tests as SVG; `-` is standard output
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["markdown", "docs", "into", "html"])]
+    pub(crate) svg: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) display: Display,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Merge {
+    /// The result files of all shards
+    #[arg(required = true)]
+    pub(crate) files: Vec<PathBuf>,
+    /// Write the whole result to FILE; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Plot {
+    /// The result file
+    pub(crate) file: PathBuf,
+    /// Write the picture to FILE
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: PathBuf,
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use clap::{CommandFactory, Parser};
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// The options of `magpie bench LINE`.
+    pub(crate) fn measure(line: &str) -> Measure {
+        let words = shell_words::split(&format!("bench {line}")).unwrap();
+        *Program::try_parse_from(words)
+            .unwrap_or_else(|e| panic!("{e}"))
+            .args
+            .measure
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Program::command().debug_assert();
+    }
+
+    #[test]
+    fn the_documentation_names_every_option_and_command() {
+        let documentation = include_str!("../../docs/bench.md");
+        let command = Program::command();
+        let options = command.get_arguments().filter_map(|a| a.get_long());
+        for option in options.filter(|option| *option != "help") {
+            let option = format!("--{option}");
+            assert!(
+                documentation.contains(&option),
+                "docs/bench.md lacks {option}"
+            );
+        }
+        for command in command.get_subcommands().map(clap::Command::get_name) {
+            let command = format!("magpie bench {command}");
+            assert!(
+                documentation.contains(&command),
+                "docs/bench.md lacks {command}"
+            );
+        }
+    }
+}

@@ -1,0 +1,131 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0-only
+#
+# Measures the result files of docs/results/, and makes the tables and pictures of docs/results.md
+# from them. `make results` builds first and then runs this.
+#
+#   make results                        what was not measured with this tree yet
+#   make results ONLY=hackbench-vt2     these, separated by spaces
+#   make results FORCE=1                all, or those of ONLY, even if they were measured with this tree
+#
+# A file names the commit that it was measured with. It is skipped if nothing that runs has changed
+# since that commit, so an interrupted `make results` continues where it was. A peer is measured too
+# where it is installed (`magpie bench peers install scx_cosmos scx_bpfland scx_lavd`).
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+export PATH="$HOME/.cargo/bin:$PATH"
+
+magpie=target/release/magpie
+page=docs/results.md
+folder=docs/results
+# What a result depends on.
+sources=(scheduler lab bench magpie Cargo.toml Cargo.lock kernels.lock)
+
+schedulers=scx_magpie
+for peer in scx_cosmos scx_bpfland scx_lavd; do
+	[ -x "target/peers/bin/$peer" ] && schedulers+=,$peer
+done
+
+measure_all() {
+	result hackbench-vt2 --in vtime --machine vt2 --sched "$schedulers" \
+		--workload hackbench --groups 1,2,4,8 --loops 50 --rounds 4
+	result hackbench-vt16 --in vtime --machine vt16 --sched "$schedulers" \
+		--workload hackbench --groups 1,2,4,8 --loops 30 --rounds 4
+	result latency-vt8 --in vtime --machine vt8 --sched "$schedulers" \
+		--workload latency --set threads=4 --set seconds=1 --rounds 4
+	result services-vt8 --in vtime --machine vt8 --sched "$schedulers" \
+		--workload services --set clients=4,16 --set seconds=1 --rounds 4
+	result pipe-vt8w2 --in vtime --machine vt8w2 --sched "$schedulers" \
+		--workload pipe --set round_trips=5000 --rounds 4
+	result callbacks-vt4 callbacks --sched "$schedulers" --groups 2 --loops 100
+
+	# These take long, or want the host for themselves: only if ONLY names them.
+	slow hackbench-vt64 --in vtime --machine vt64 --sched "$schedulers" \
+		--workload hackbench --groups 1,2,4,8 --loops 100 --rounds 4
+	slow hackbench-xeon-8380 --in vtime --machine xeon-8380 --sched scx_magpie \
+		--workload hackbench --groups 1,2,3,4,8 --loops 50 --rounds 4
+	slow hackbench-flat8 --in vm --machine flat8 --sched scx_magpie \
+		--workload hackbench --groups 1,4 --loops 50 --rounds 7
+}
+
+known=()
+made=0
+skipped=0
+failed=()
+
+fail() {
+	echo "results: $2" >&2
+	failed+=("$1")
+}
+
+# Does ONLY name it? Without ONLY, everything but the slow ones is wanted.
+is_named() { [[ " ${ONLY-} " == *" $1 "* ]]; }
+
+# Has nothing that runs changed since the commit that a result file names?
+is_current() {
+	local commit
+	[ -f "$1" ] || return 1
+	commit=$("$magpie" bench show "$1" | awk '$1 == "commit" {print $2; exit}')
+	git diff --quiet "$commit" HEAD -- "${sources[@]}" 2>/dev/null
+}
+
+slow() {
+	known+=("$1")
+	if is_named "$1"; then measure "$@"; fi
+}
+
+result() {
+	known+=("$1")
+	if [ -z "${ONLY-}" ] || is_named "$1"; then measure "$@"; fi
+}
+
+# measure NAME ARGUMENTS...: runs `magpie bench ARGUMENTS` into the file NAME, and updates the page.
+measure() {
+	local name=$1 file=$folder/$1.json.gz partial=target/results/$1.json.gz status
+	shift
+	if [ -z "${FORCE-}" ] && is_current "$file"; then
+		echo "results: $name was measured with this tree; FORCE=1 measures it again"
+		skipped=$((skipped + 1))
+		return
+	fi
+	if ! grep -qxF "<!-- table: $name -->" "$page"; then
+		fail "$name" "$page has no place for $name: add the lines '<!-- table: $name -->' and '<!-- end -->'"
+		return
+	fi
+	echo "results: $name: magpie bench $*"
+	mkdir -p "$folder" target/results
+	# A file that is there is whole: what is interrupted or fails stays in target/.
+	"$magpie" bench "$@" --json "$partial"
+	status=$?
+	[ "$status" = 130 ] && exit 130
+	if [ "$status" != 0 ]; then
+		fail "$name" "$name failed; what was measured until then is in $partial"
+		return
+	fi
+	mv "$partial" "$file"
+	if ! "$magpie" bench show --into "$page" "$file"; then
+		fail "$name" "the table of $name could not be written into $page"
+		return
+	fi
+	if grep -qF "pictures/$name.svg" "$page" &&
+		! "$magpie" bench show --svg "docs/pictures/$name.svg" "$file"; then
+		fail "$name" "the picture of $name could not be drawn"
+		return
+	fi
+	made=$((made + 1))
+}
+
+if ! git diff --quiet HEAD -- . ':!docs'; then
+	echo "results: the tree has changes that are not committed: commit them first," \
+		"because each result names the commit that it was measured with" >&2
+	exit 1
+fi
+
+measure_all
+
+for name in ${ONLY-}; do
+	[[ " ${known[*]} " == *" $name "* ]] ||
+		fail "$name" "there is no result $name; there are: ${known[*]}"
+done
+echo "results: $made made, $skipped skipped, ${#failed[@]} failed ${failed[*]}"
+[ "${#failed[@]}" = 0 ]
