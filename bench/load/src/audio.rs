@@ -1,9 +1,9 @@
 //! `audio`: is every buffer of a sound server filled in time?
 //!
-//! A thread wakes each period, as a sound card's interrupt wakes a sound server, and fills a buffer:
-//! a fixed number of operations. If it is not done before the next period begins, people hear it.
-//! Two latencies are measured from the time at which the timer was set: until the thread runs, as
-//! cyclictest does, and until it is done.
+//! A thread wakes each period, as a sound card's interrupt wakes a sound server, and fills a
+//! buffer: a fixed number of operations. If the thread is not done before the next period begins,
+//! people hear a click. Two latencies are measured from the time at which the timer was set: until
+//! the thread runs, as cyclictest does, and until it is done.
 
 use std::thread;
 use std::time::Duration;

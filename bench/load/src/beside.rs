@@ -1,4 +1,5 @@
-//! The load that runs beside a measurement: CPU hogs, a parallel build, or bursts of network traffic.
+//! The load that runs beside a measurement: CPU hogs, a parallel build, or bursts of network
+//! traffic.
 //!
 //! It starts before the measurement's threads do, because it forks. It ends when [`Beside`] is
 //! dropped, so also after an error; and if a signal ends the program, the kernel kills each process
@@ -40,7 +41,8 @@ enum Kind {
     Hogs,
     /// Jobs that each fork a short-lived process, which calls exec and computes, and then the next
     Build,
-    /// Connections over loopback, each with a sender of bursts and a receiver that answers each burst
+    /// Connections over loopback, each with a sender of bursts and a receiver that answers each
+    /// burst
     Network,
 }
 

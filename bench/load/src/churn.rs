@@ -1,8 +1,8 @@
 //! `churn`: everything that a scheduler must survive, at random, for a bounded time.
 //!
-//! A set of tasks that burn and sleep, to which random things happen: affinity changes (which force
-//! migrations), nice changes, policy changes, fork storms. The sequence follows from a seed, so that
-//! a failure can be tried again; the tasks' timing does not.
+//! Tasks burn and sleep while this changes their affinity (which forces migrations), nice value and
+//! policy at random, and forks storms of short tasks. The sequence of changes follows from a seed,
+//! so that a failure can be tried again; the timing of the tasks does not.
 
 use std::time::{Duration, Instant};
 
@@ -17,13 +17,13 @@ use crate::sys::{self, Child, Policy};
 /// Change affinity, nice and policy of tasks at random, and fork storms of short ones.
 #[derive(clap::Args)]
 pub struct Args {
-    /// How long
+    /// How long to make changes
     #[arg(long, default_value = "10", value_parser = sys::parse_seconds)]
     seconds: Duration,
-    /// How many tasks things happen to
+    /// How many tasks are changed
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     tasks: u32,
-    /// What happens
+    /// Kinds of change
     #[arg(
         long = "with",
         value_delimiter = ',',
@@ -66,7 +66,7 @@ pub struct Counts {
     stops: u64,
 }
 
-/// Told of every affinity change before (`done` false) and after (`done` true) it is made.
+/// Is called before (`done` false) and after (`done` true) each affinity change.
 pub type AffinityObserver<'a> = &'a mut dyn FnMut(i32, &CpuSet, bool);
 
 /// Runs the churn for its time.
@@ -95,8 +95,8 @@ pub fn run(args: &Args) -> Result<Finding> {
 /// Makes random changes to `tasks` tasks until the given time.
 ///
 /// # Errors
-/// When a change is refused. Of affinity changes only if all are: with hotplug beside it, a set has no
-/// online CPU now and then.
+/// If the kernel refuses a change. Refused affinity changes are an error only if all were refused:
+/// while another load takes CPUs offline, a set may have no online CPU.
 pub fn churn(
     tasks: u32,
     kinds: &[Kind],
@@ -121,7 +121,8 @@ pub fn churn(
             Kind::Affinity => {
                 let set = random_set(&mut random, &cpus);
                 on_affinity(child.pid(), &set, false);
-                // With hotplug beside it the set may have no online CPU now: then nothing changed.
+                // While another load takes CPUs offline, the set may have no online CPU. The kernel
+                // then changes nothing.
                 match sys::set_affinity(child.pid(), &set) {
                     Ok(()) => {
                         on_affinity(child.pid(), &set, true);
@@ -168,7 +169,7 @@ fn fork_storm(count: u64) -> Result<u64> {
     Ok(count)
 }
 
-/// One CPU, a few, or all: pinned tasks and free ones stress different paths.
+/// Returns one CPU, a few, or all, because pinned tasks and free ones take different paths.
 fn random_set(random: &mut fastrand::Rng, cpus: &[usize]) -> CpuSet {
     match random.u32(..4) {
         0 => CpuSet::of(cpus.iter().copied()),

@@ -1,9 +1,11 @@
-//! `core-sharing`: do busy threads share cores while whole cores are idle? Runs threads that compute
-//! and sleep briefly, fewer than there are CPUs, and tells from the kernel's trace for what share of
-//! the time two of them ran on one core beside an idle core, and how often they moved.
+//! `core-sharing`: do busy threads share cores while whole cores are idle?
 //!
-//! They start packed, two on a core: where a thread happens to be forked says nothing, and a scheduler
-//! that leaves tasks where they are would look good whenever they were forked well.
+//! Runs fewer threads than there are CPUs. Each computes and naps. The kernel's trace tells for
+//! what share of the time two threads ran on one core while another core was idle, and how often
+//! threads migrated.
+//!
+//! The threads start packed, two on a core. Otherwise a scheduler that never migrates would look
+//! good whenever the threads happened to be forked well apart.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -26,18 +28,18 @@ const KIB_PER_CPU: usize = 8192;
 /// How long the threads are held where they start.
 const PACKED: Duration = Duration::from_millis(10);
 
-/// Run threads that compute and nap, and tell how they are spread over cores.
+/// Run threads that compute and nap, and measure how they are spread over cores.
 ///
-/// Needs root and tracefs, and CPUs with SMT to have anything to tell.
+/// Needs root and tracefs, and CPUs with SMT: without SMT no core is shared.
 #[derive(clap::Args)]
 pub struct Args {
     /// How many threads
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
     threads: u32,
-    /// How long each computes at a time, in microseconds, give or take a half
+    /// How long a thread computes at a time, in microseconds, give or take a half
     #[arg(long, default_value_t = 4000)]
     burst_us: u64,
-    /// How long it sleeps in between
+    /// How long a thread sleeps in between
     #[arg(long, default_value_t = 300)]
     nap_us: u64,
     /// How long to watch
@@ -51,7 +53,7 @@ pub struct Args {
     pub json: bool,
 }
 
-/// What the trace tells, in nanoseconds and moves.
+/// The result of the analysis, in nanoseconds and migrations.
 #[derive(Debug, Default, PartialEq)]
 struct Sharing {
     watched: u64,
@@ -122,7 +124,7 @@ pub fn run(args: &Args) -> Result<Finding> {
 }
 
 fn record(recorder: &Recorder, time: Duration) -> Result<()> {
-    // Where they start is not the question, but where they go from there.
+    // The start is packed on purpose; only what follows is measured.
     thread::sleep(time / 4);
     recorder.start()?;
     thread::sleep(time);
@@ -152,17 +154,17 @@ fn cores(online: &CpuSet) -> Result<Vec<Vec<usize>>> {
     Ok(cores)
 }
 
-/// For each of this program's threads, the CPU that it runs on, if it does not sleep.
+/// Returns the CPU of each thread of this program that does not sleep.
 fn cpus_of(threads: &Mutex<HashSet<i32>>) -> Result<HashMap<i32, Option<usize>>> {
     let threads = threads.lock().map_err(|_| anyhow!("a thread panicked"))?;
     let cpu_of = |thread: &i32| Ok((*thread, sys::cpu_of_running(*thread)?));
     threads.iter().map(cpu_of).collect()
 }
 
-/// What ran on each CPU before its first switch: what it switched from. A CPU that never switched
-/// ran the thread that was found there in the end, or nothing: hogs may compute without a switch
-/// for as long as they are watched. A thread that did switch came there after the trace had ended;
-/// believed, it shared a core for a whole run in which none did.
+/// Returns the thread that ran on each CPU before the CPU's first switch: the one that it switched
+/// from. A CPU that never switched ran the thread found there at the end, because a CPU hog may run
+/// without a switch throughout, or no thread. A thread found there that has switched elsewhere is
+/// ignored: it came after the trace had ended, and would count as sharing a core for the whole run.
 fn running_at_first(
     records: &[Record],
     cpus: usize,
@@ -189,7 +191,7 @@ fn running_at_first(
     running.iter().map(|task| task.unwrap_or(0)).collect()
 }
 
-/// Follows who runs where.
+/// Follows which thread runs on which CPU.
 fn analyse(
     records: &[Record],
     cores: &[Vec<usize>],
@@ -282,7 +284,7 @@ mod tests {
     #[test]
     fn who_moves_after_the_trace_was_not_there_before() {
         let cores = [vec![0, 1], vec![2, 3], vec![4, 5]];
-        // 8 was on CPU 2 throughout, and is found on CPU 1, beside 7, when the trace has ended.
+        // 8 is on CPU 2 throughout; after the trace has ended it is found on CPU 1, beside 7.
         let threads = HashMap::from([(7, Some(0)), (8, Some(1))]);
         let records = [
             switch(10, 2, 0, 8),

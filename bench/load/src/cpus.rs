@@ -1,13 +1,14 @@
 //! Sets of CPUs of any size, in the notation of the kernel (`0-3,8`).
 //!
-//! The C library's `cpu_set_t` ends at CPU 1023; the machines that schedulers are measured on do not.
+//! The C library's `cpu_set_t` is not used, because it ends at CPU 1023 and large machines have
+//! more.
 
 use std::fmt;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-/// The largest CPU number accepted: what the largest distribution kernels are built for.
+/// The largest CPU number accepted; distributions build their kernels for at most so many CPUs.
 const CPU_LIMIT: usize = 8192;
 
 /// A set of CPU numbers.
@@ -126,7 +127,7 @@ impl PartialEq for CpuSet {
 impl std::str::FromStr for CpuSet {
     type Err = anyhow::Error;
 
-    /// For command lines: a list that names no CPU is a mistake there.
+    /// Parses a list of a command line, where an empty list is a mistake.
     fn from_str(list: &str) -> Result<Self> {
         let set = Self::parse(list)?;
         if set.is_empty() {

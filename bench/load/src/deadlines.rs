@@ -41,8 +41,8 @@ impl Deadlines {
         (self.due < self.window.until).then_some(self.due)
     }
 
-    /// Counts the work of [`Self::due`] as done at a time, and goes on to the next due time that can
-    /// still be met `now`. Due times that cannot be met any more are missed.
+    /// Counts the work of [`Self::due`] as done at a time, and goes on to the next due time that
+    /// can still be met `now`. Due times that cannot be met any more are missed.
     ///
     /// Returns whether the work counts, that is, was due while the caller measured.
     pub fn finish(&mut self, done: u64, now: u64) -> bool {

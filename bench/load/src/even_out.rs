@@ -1,8 +1,8 @@
 //! `even-out`: how long until busy CPUs give some of their work to CPUs that have less?
 //!
-//! Holds hogs on some of the CPUs, as an affinity or a cpuset does, lets them go, and notes when no
-//! more of them run there than is their part of the CPUs. Idle CPUs take the first ones at once; the
-//! last ones come only when CPUs that are busy themselves even out what is left.
+//! Restricts hogs to some of the CPUs, lifts the restriction, and measures when those CPUs have no
+//! more than their part of the hogs. Idle CPUs take the first hogs at once; the rest moves only
+//! when busy CPUs balance.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -16,9 +16,9 @@ use crate::Finding;
 use crate::cpus::CpuSet;
 use crate::sys;
 
-/// Measure how long hogs take to even out over all CPUs once they may.
+/// Measure how long hogs take to even out over all CPUs once they are allowed to.
 ///
-/// Exits with 2 when they have not within the limit.
+/// Exits with 2 if they have not evened out within the limit.
 #[derive(clap::Args)]
 pub struct Args {
     /// The CPUs on which they are held at first, like 0-3
@@ -38,7 +38,7 @@ pub struct Args {
     pub json: bool,
 }
 
-/// A hog has left the CPUs where it was held, or come back to them, at this time.
+/// The time at which a hog left the CPUs where it was held, or came back to them.
 type Move = (u64, bool);
 
 /// Holds, releases, waits, and reports.
@@ -76,7 +76,7 @@ pub fn run(args: &Args) -> Result<Finding> {
     Ok(describe(&moves, even_at, released_at, args.limit))
 }
 
-/// Burns, and notes its moves.
+/// Burns CPU, and notes when this hog leaves the first CPUs or comes back.
 fn hog(tid: &AtomicI32, from: &CpuSet, stop: &AtomicBool, ready: &Barrier) -> Result<Vec<Move>> {
     let held = sys::set_affinity(0, from);
     tid.store(nix::unistd::gettid().as_raw(), Ordering::Release);

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! A frame is due at each refresh of the display. A timer wakes the client, which draws and sends
-//! the frame; the compositor composes it. Refreshes are the same for all clients, because they share
-//! the display: all wake at once, and all then wait for the one compositor. A frame that is not shown
-//! before the next refresh is missed.
+//! the frame; the compositor composes it. Refreshes are the same for all clients, because they
+//! share the display: all wake at once, and all then wait for the one compositor. A frame that is
+//! not shown before the next refresh is missed.
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;

@@ -1,9 +1,9 @@
 //! `hogs`: is CPU time shared fairly?
 //!
-//! Starts endless loops together, stops them together (SIGSTOP, so that their CPU time stands still
-//! while it is read) and compares what each got with what it should have got: the weighted fair
-//! share, where no hog can use more than one CPU. The share is of the time that the hogs got *in
-//! all*, so that a host that runs the machine slowly does not look like an unfair scheduler.
+//! Starts CPU hogs together, stops them together and compares each hog's CPU time with its weighted
+//! fair share, where no hog can use more than one CPU. SIGSTOP stops them, so that CPU times stand
+//! still while they are read. Shares are of the time that *all* hogs got, so that a host that runs
+//! the machine slowly does not look like an unfair scheduler.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub struct Args {
     /// Restrict all hogs to these CPUs, like 0-3,8
     #[arg(long)]
     cpus: Option<CpuSet>,
-    /// So many of the hogs call sched_yield all the time
+    /// How many of the hogs call sched_yield all the time
     #[arg(long, default_value_t = 0)]
     yielding: usize,
     /// Print one JSON object
@@ -143,7 +143,7 @@ fn describe(hogs: &[Hog], elapsed: f64, total: f64) -> Finding {
 /// Runs the hogs; returns the elapsed seconds and each one's CPU and waiting seconds.
 fn measure(hogs: &[(i32, Policy)], args: &Args) -> Result<(f64, Vec<(f64, f64)>)> {
     let gate = StartGate::new()?;
-    // Each child needs a gate of its own to consume; forking duplicates the descriptors.
+    // Each child consumes its own copy of the gate, because a fork duplicates the descriptors.
     let mut gate = Some(gate);
     let mut children = Vec::new();
     for (index, (nice, policy)) in hogs.iter().enumerate() {
@@ -204,8 +204,8 @@ fn weight(nice: i32, policy: Policy) -> f64 {
     }
 }
 
-/// Weighted fair division of `total` among hogs of which none can use more than `cap`: what a capped
-/// one cannot use is divided among the others.
+/// Divides `total` among hogs by weight. No hog gets more than `cap`; the rest of a capped hog's
+/// share is divided among the others.
 fn fair_times(weights: &[f64], total: f64, cap: f64) -> Vec<f64> {
     let mut fair = vec![0.0; weights.len()];
     let mut open: Vec<usize> = (0..weights.len()).collect();

@@ -1,6 +1,7 @@
-//! `idle-periods`: how long is a CPU idle, each time? Work comes to it at known intervals, in one of
-//! several ways, and the kernel's trace tells how long each idle period really was: the truth for a
-//! scheduler that keeps an average of them.
+//! `idle-periods`: how long is a CPU idle, each time?
+//!
+//! Work comes to a CPU at known intervals, in one of several ways. The kernel's trace tells how
+//! long each idle period was. A scheduler's own average of idle periods is held against that.
 
 use std::process::Command;
 use std::time::Duration;
@@ -15,10 +16,10 @@ use crate::idle_watch::event::Event;
 use crate::idle_watch::trace::{Recorder, Trace};
 use crate::sys::{self, Child};
 
-/// Fewer periods have no mean to speak of.
+/// The fewest idle periods of which a mean is printed.
 const FEWEST: usize = 16;
 const KIB_PER_CPU: usize = 4096;
-/// How long the work takes that ends an idle period.
+/// The time of the work that ends an idle period.
 const WORK: Duration = Duration::from_micros(200);
 
 /// How work comes to the idle CPU.
@@ -28,9 +29,9 @@ enum Arrival {
     Wakeup,
     /// A task on another CPU forks, and the child starts there
     Fork,
-    /// A program is started by a shell's way: fork, then exec
+    /// A program is started as a shell does: fork, then exec
     Exec,
-    /// A task that waits on another CPU is allowed to use the idle one, which takes it
+    /// A task that waits on another CPU is allowed on the idle CPU, which steals it
     Steal,
 }
 
@@ -51,14 +52,14 @@ pub struct Args {
     /// Length of an idle period
     #[arg(long, default_value = "0.0006", value_parser = sys::parse_seconds)]
     idle: Duration,
-    /// About how many of them, after as many that are not measured; fewer where it takes long to start
-    /// the work
+    /// About how many idle periods to measure, after as many that are not measured; fewer if it
+    /// takes long to start the work
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(16..=100_000))]
     count: u32,
-    /// A command that should print JSON objects: what idles while it runs is measured, however often
+    /// Measure the idle periods while this command runs, which prints JSON objects
     #[arg(long, value_name = "COMMAND")]
     meanwhile: Option<String>,
-    /// Only this, and nothing is measured: what `exec` starts
+    /// Do the work once and exit; `--arrival exec` starts this program so
     #[arg(long, hide = true)]
     work_only: bool,
     /// Print one JSON object
@@ -126,7 +127,7 @@ pub fn run(args: &Args) -> Result<Finding> {
     })
 }
 
-/// What a command says meanwhile: JSON values, one after the other.
+/// Runs a command and returns the JSON values that it prints.
 fn observe(command: &str) -> Result<Vec<Value>> {
     let output = Command::new("sh").args(["-c", command]).output();
     let output = output.with_context(|| format!("run `{command}`"))?;
@@ -142,7 +143,7 @@ fn work() {
     sys::spin_for(WORK);
 }
 
-/// On the idle CPU, sleeps and works.
+/// Sleeps and works on the idle CPU.
 fn sleep_and_work(args: &Args) -> Result<()> {
     sys::set_affinity(0, &CpuSet::of([args.cpu]))?;
     loop {
@@ -151,8 +152,8 @@ fn sleep_and_work(args: &Args) -> Result<()> {
     }
 }
 
-/// Stays busy on its CPU, so that its children start on the idle one. May itself use that only while
-/// it forks, or it could be moved there.
+/// Stays busy on its CPU, so that its children start on the idle one. This process is allowed on
+/// the idle CPU only while it forks; otherwise the scheduler could migrate it there.
 fn start_children(args: &Args, program: Option<&str>) -> Result<()> {
     let (home, both) = (CpuSet::of([args.from]), CpuSet::of([args.cpu, args.from]));
     let program = program.map(std::ffi::CString::new).transpose()?;
@@ -176,12 +177,13 @@ fn start_children(args: &Args, program: Option<&str>) -> Result<()> {
     }
 }
 
-/// A task waits behind this one until it may use the idle CPU; there it works, and comes back.
+/// Allows a task that waits behind this one to use the idle CPU, again and again. The task works
+/// there and comes back.
 fn release_waiting_task(args: &Args) -> Result<()> {
     let (home, both) = (CpuSet::of([args.from]), CpuSet::of([args.cpu, args.from]));
     sys::set_affinity(0, &home)?;
     let child = Child::fork(|| {
-        // So light that it hardly ever runs beside the task that releases it.
+        // Lower the weight, so that this task hardly ever runs beside the task that releases it.
         sys::set_nice(0, 19)?;
         loop {
             if sys::current_cpu() != args.from {

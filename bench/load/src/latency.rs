@@ -2,15 +2,14 @@
 //!
 //! The shape is that of schbench, which models a server: message threads hand out requests, worker
 //! threads sleep until woken, work, and ask for more. Three numbers come out:
-//! - *wakeup latency*: from the moment before the message thread wakes the worker until the worker
-//!   runs;
+//! - *wakeup latency*: from just before the message thread wakes the worker until the worker runs;
 //! - *request latency*: wakeup latency plus the work (a fixed number of operations, the same on
 //!   every machine and under every scheduler, so that preemption shows);
 //! - *requests per second*.
 //!
-//! Threads sleep and wake by `park`/`unpark`, which are one futex call each. With `--timer-us` there
-//! are no message threads: a timer wakes each worker at fixed times, and wakeup latency is how much
-//! later than that it runs. That is what cyclictest measures, and lets the two be compared.
+//! Threads sleep and wake by `park`/`unpark`, which are one futex call each. With `--timer-us`
+//! there are no message threads: a timer wakes each worker at fixed times, and wakeup latency is
+//! how much later the worker runs. cyclictest measures the same, so that the two can be compared.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,7 +33,7 @@ pub struct Args {
     /// Worker threads of each message thread
     #[arg(long, short, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: u32,
-    /// Timers wake the workers instead, each every so many microseconds
+    /// Wake each worker by a timer instead, at this interval in microseconds
     #[arg(long, conflicts_with = "message_threads", value_parser = clap::value_parser!(u64).range(1..=60_000_000))]
     timer_us: Option<u64>,
     /// Operations (dependent multiplications) of work per request
@@ -51,7 +50,7 @@ pub struct Args {
     pub json: bool,
 }
 
-/// What a message thread and its workers share.
+/// The state that a message thread and its workers share.
 struct Team {
     messenger: OnceLock<Thread>,
     /// Workers that ask for a request.
@@ -59,7 +58,7 @@ struct Team {
     workers: Vec<Mailbox>,
 }
 
-/// Where a worker is woken.
+/// Where a worker finds its request.
 #[derive(Default)]
 struct Mailbox {
     /// When the request was handed out, 0 while there is none.
@@ -88,7 +87,7 @@ impl Latencies {
         })
     }
 
-    /// Does the work of a request, for which the caller was woken at this time, and notes both.
+    /// Works on a request for which the caller was woken at `woken_at`, and notes both latencies.
     fn work_since(&mut self, woken_at: u64, schedule: &Schedule) {
         let running_at = sys::now_ns();
         sys::work(schedule.operations);
@@ -189,7 +188,7 @@ fn work(team: &Team, index: usize, schedule: &Schedule) -> Result<Latencies> {
         }
         let woken_at = loop {
             match mailbox.woken_at.load(Ordering::Acquire) {
-                // The time limit is for the end of the run, when nobody hands out any more.
+                // At the end of the run no thread hands out requests, so the sleep has a limit.
                 0 if schedule.stop.load(Ordering::Relaxed) => return Ok(latencies),
                 0 => thread::park_timeout(Duration::from_millis(50)),
                 at => break at,
@@ -200,7 +199,7 @@ fn work(team: &Team, index: usize, schedule: &Schedule) -> Result<Latencies> {
     Ok(latencies)
 }
 
-/// A worker that a timer wakes. Times that have passed while it worked or waited are left out.
+/// A worker that a timer wakes. Timer times that pass while the worker is busy are left out.
 fn work_by_timer(interval: Duration, schedule: &Schedule) -> Result<Latencies> {
     sys::ask_for_exact_timers()?;
     let interval = interval.as_nanos() as u64;
@@ -233,7 +232,7 @@ fn describe(latencies: &Latencies, elapsed: f64) -> Finding {
         "elapsed_s": elapsed, "requests": requests, "requests_per_s": rate,
         "wakeup_us": times::percentiles(&latencies.wakeup), "request_us": times::percentiles(&latencies.request),
     });
-    // No request at all means that a wakeup was lost: that is a finding, not a number.
+    // Fail if there was no request at all: a wakeup was lost.
     Finding {
         text,
         json,

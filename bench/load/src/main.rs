@@ -1,7 +1,7 @@
 //! `magpie-load`: the load generators and checkers that the bench and the tests run, usually inside
-//! a lab guest. One small program, one subcommand per load; each prints a short text for people or,
-//! with `--json`, one JSON object for programs. Each ends by itself within a bounded time and leaves
-//! nothing behind; but for `burn`, which is ended by who started it.
+//! a lab guest. One small program has one subcommand per load. Each prints a short text for people
+//! or, with `--json`, one JSON object for programs; each ends by itself within a bounded time and
+//! leaves no process behind. The exception is `burn`, which runs until its caller kills it.
 
 mod audio;
 mod beside;
@@ -48,7 +48,7 @@ enum Load {
     Hogs(hogs::Args),
     /// Be a CPU hog, one process, until killed
     ///
-    /// In a machine in virtual time, unlike a shell's loop, it costs the host next to nothing.
+    /// On a machine in virtual time this costs the host next to nothing, unlike a loop of a shell.
     Burn,
     Latency(latency::Args),
     Pipe(pipe::Args),
@@ -68,13 +68,13 @@ enum Load {
     CoreSharing(core_sharing::Args),
 }
 
-/// What a subcommand found, printed in one of two forms.
+/// The result of a subcommand, printed in one of two forms.
 struct Finding {
-    /// For people; may have several lines.
+    /// For people; it may have several lines.
     text: String,
     /// For programs.
     json: serde_json::Value,
-    /// False when what was checked does not hold: the exit code is then 2.
+    /// False if the check fails; the exit code is then 2.
     holds: bool,
 }
 

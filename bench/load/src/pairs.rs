@@ -142,7 +142,7 @@ fn describe(responses: &Histogram<u64>, seconds: f64, beside: &Done) -> Finding 
             "requests": requests, "requests_per_s": rate, "seconds": seconds,
             "response_us": times::percentiles(responses), "beside": beside.json(),
         }),
-        // No request at all means that a wakeup was lost.
+        // Fail if there was no request at all: a wakeup was lost.
         holds: requests > 0 && beside.has_progressed(),
     }
 }

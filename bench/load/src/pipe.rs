@@ -1,8 +1,8 @@
 //! `pipe`: how long does a round trip between two tasks take?
 //!
-//! Two processes pass one byte back and forth over two pipes: every step is a sleep, a wakeup and a
-//! switch, so the time per round trip is the cost of the scheduler's shortest path. The method is
-//! that of `perf bench sched pipe`, which drags in perl, python and a matching perf.
+//! Two processes pass one byte back and forth over two pipes. Every step is a sleep, a wakeup and a
+//! switch, so the time per round trip is the cost of the scheduler's shortest path. `perf bench
+//! sched pipe` measures the same, but depends on perl, python and a perf of the kernel's version.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -37,8 +37,8 @@ pub fn run(args: &Args) -> Result<Finding> {
     let (pong_read, pong_write) = nix::unistd::pipe().context("make a pipe")?;
     let (ping_read, ping_write) = (File::from(ping_read), File::from(ping_write));
     let (pong_read, pong_write) = (File::from(pong_read), File::from(pong_write));
-    // Descriptors that a process does not use must be closed in it: the end of one process is then
-    // an end of file for the other, not an endless wait.
+    // Close the descriptors that a process does not use. If one process ends, the other then reads
+    // an end of file and does not wait for ever.
     let mut ends = Some((ping_read, ping_write, pong_read, pong_write));
     let echo = Child::fork(|| {
         let Some((read, ping_write, pong_read, write)) = ends.take() else {
@@ -57,7 +57,7 @@ pub fn run(args: &Args) -> Result<Finding> {
     if let Some(cpus) = &args.cpus_a {
         sys::set_affinity(0, cpus)?;
     }
-    // One round trip first: the other process must have started.
+    // Make one round trip before measuring, so that the other process has started.
     serve(&read, &write, 1)?;
     let start = sys::now_ns();
     serve(&read, &write, args.loops)?;

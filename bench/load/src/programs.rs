@@ -1,8 +1,8 @@
 //! `programs`: what the BPF programs of a sched_ext scheduler have cost so far.
 //!
 //! The kernel counts calls and time of every BPF program while `kernel.bpf_stats_enabled` is set.
-//! This lists the struct_ops programs, which are a scheduler's operations. (libbpf-rs, which the
-//! scheduler uses anyhow, reads them; `bpftool` is not packaged for every kernel.)
+//! This lists the struct_ops programs, which are a scheduler's operations. libbpf-rs reads them,
+//! because `bpftool` is not packaged for every kernel.
 
 use std::fmt::Write as _;
 
@@ -36,7 +36,7 @@ pub fn run(args: &Args) -> Result<Finding> {
     }
     let mut text = String::from("        id       calls   ns a call    verified  program\n");
     let mut programs: Vec<Value> = Vec::new();
-    // The iterator ends silently where reading is not permitted.
+    // Without permission to read the programs the iterator just ends.
     for program in ProgInfoIter::default().filter(|p| p.ty == ProgramType::StructOps) {
         let name = program.name.to_string_lossy();
         let _ = writeln!(

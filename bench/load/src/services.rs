@@ -1,8 +1,8 @@
 //! `services`: how long does a request take that many services answer together?
 //!
-//! A model of a web shop in several tiers. Each client sends a request to its frontend and waits.
-//! The frontend asks all of its backends at once and waits for all answers: a request is as slow as
-//! the slowest of them, so one wakeup that comes late shows in the whole.
+//! This models a web shop in several tiers. Each client sends a request to its frontend and waits.
+//! The frontend asks all of its backends at once and waits for all answers. A request is as slow as
+//! its slowest backend, so a single late wakeup delays it.
 //!
 //! ```text
 //!   client --> frontend --> backend 1     all over sockets; every arrow down is a wakeup,
@@ -140,7 +140,7 @@ fn describe(latencies: &Histogram<u64>, seconds: f64) -> Finding {
             "requests": requests, "requests_per_s": rate, "seconds": seconds,
             "request_us": times::percentiles(latencies),
         }),
-        // No request at all means that a wakeup was lost.
+        // Fail if there was no request at all: a wakeup was lost.
         holds: requests > 0,
     }
 }

@@ -1,7 +1,7 @@
-//! `spread`: how long until idle CPUs take work that piled up on one?
+//! `spread`: how long until idle CPUs take tasks that are queued on one CPU?
 //!
 //! Starts hogs that may run on one CPU only, lifts the restriction, and notes when each other CPU
-//! first runs a hog. The program itself sleeps meanwhile: looking on would wake the idle CPUs.
+//! first runs a hog. The main thread sleeps meanwhile, because polling would wake the idle CPUs.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
@@ -16,7 +16,7 @@ use crate::sys;
 
 /// Measure how fast hogs that were held on one CPU spread over the idle ones.
 ///
-/// Exits with 2 when some CPU got no hog within the limit.
+/// Exits with 2 if a CPU got no hog within the limit.
 #[derive(clap::Args)]
 pub struct Args {
     /// How many hogs [default: one per CPU]
@@ -28,8 +28,8 @@ pub struct Args {
     /// The CPUs that they may use later [default: all allowed]
     #[arg(long)]
     cpus: Option<CpuSet>,
-    /// Keep the other CPUs busy until the hogs may leave, so that they become idle beside work that
-    /// waits and have to find it by themselves
+    /// Keep the other CPUs busy until the hogs are released: each then becomes idle while hogs
+    /// wait, and has to find one by itself
     #[arg(long)]
     busy: bool,
     /// How long to hold them
@@ -43,7 +43,7 @@ pub struct Args {
     pub json: bool,
 }
 
-/// What the hogs and the main thread share.
+/// The state that the hogs and the main thread share.
 struct Board {
     stop: AtomicBool,
     released: AtomicBool,
@@ -111,7 +111,7 @@ pub fn run(args: &Args) -> Result<Finding> {
         board.released.store(true, Ordering::Release);
         now
     };
-    // The others may leave their CPUs only when all hogs may come.
+    // Free the other CPUs only after all hogs are allowed there.
     let early = (!args.busy).then(release);
     let released = tids
         .iter()

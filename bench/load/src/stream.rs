@@ -1,10 +1,10 @@
 //! `stream`: how fast do threads read and write memory that no cache holds?
 //!
 //! McCalpin's STREAM: copy `c = a`, scale `b = s * c`, add `c = a + b`, triad `a = b + s * c`, over
-//! arrays much larger than the caches. Every thread has arrays of its own, which it fills first, so
-//! that its memory is on the node that it runs on: a scheduler that moves it away pays for it. As
-//! in the original, a kernel's rate counts what is read and written, and the best of the
-//! repetitions counts, all threads together.
+//! arrays much larger than the caches. Every thread has arrays of its own and fills them first, so
+//! that they are in the memory of the node on which the thread runs; a migration to another node
+//! costs bandwidth. As in the original, the rate is of all threads together, counts bytes read and
+//! written, and is that of the best repetition.
 
 use std::hint::black_box;
 use std::sync::{Arc, Barrier};
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn the_best_repetition_counts_from_first_start_to_last_end() {
         let of = |times: [(u64, u64); 3]| -> Times { times.map(|time| [time; 4]).to_vec() };
-        // The first repetition would be the best, and is not counted.
+        // The first repetition is the fastest, and is not counted.
         let times = [
             of([(0, 1), (10, 30), (50, 65)]),
             of([(0, 1), (15, 31), (52, 70)]),

@@ -1,4 +1,5 @@
-//! The system calls that the load generators share, each wrapped once, with errors that say on what.
+//! The system calls that the load generators share. Each is wrapped once, and its error names the
+//! thread, process or file on which it failed.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -15,7 +16,7 @@ use nix::unistd::{ForkResult, Pid};
 
 use crate::cpus::CpuSet;
 
-/// CLOCK_MONOTONIC in nanoseconds: the clock that the trace uses too.
+/// Returns CLOCK_MONOTONIC in nanoseconds. The kernel's trace uses the same clock.
 pub fn now_ns() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -42,8 +43,8 @@ pub fn sleep_until(time: u64) -> Result<()> {
     }
 }
 
-/// Has the caller woken by its timers without a delay. Threads that are not real-time ones are woken
-/// up to 50 us later otherwise, to save energy.
+/// Asks that the caller's timers expire without slack. By default the kernel wakes a thread that is
+/// not a real-time one up to 50 us late, to save energy.
 pub fn ask_for_exact_timers() -> Result<()> {
     nix::sys::prctl::set_timerslack(1).context("ask for exact timers")
 }
@@ -54,7 +55,7 @@ pub fn current_cpu() -> usize {
     usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
 }
 
-/// The CPU that one of this program's threads runs on or waits for; none if it sleeps.
+/// Returns the CPU on which a thread of this program runs or is queued; none if the thread sleeps.
 pub fn cpu_of_running(tid: i32) -> Result<Option<usize>> {
     let file = format!("/proc/self/task/{tid}/stat");
     let stat = fs::read_to_string(&file).with_context(|| format!("read {file}"))?;
@@ -128,9 +129,10 @@ pub enum Policy {
     Other,
     /// SCHED_BATCH: throughput before latency.
     Batch,
-    /// SCHED_IDLE: only what nobody else wants.
+    /// SCHED_IDLE: only CPU time that no other task wants.
     Idle,
-    /// SCHED_FIFO at the lowest real-time priority: not for sched_ext, preempts all of the others.
+    /// SCHED_FIFO at the lowest real-time priority. sched_ext does not schedule such a task, and it
+    /// preempts all tasks of the other policies.
     Fifo,
 }
 
@@ -161,8 +163,8 @@ pub struct Child(Pid);
 impl Child {
     /// Forks a process that runs `work` and exits: 0, or 1 with the error on stderr.
     ///
-    /// Must be called before the program starts threads: only the calling thread lives on in the
-    /// child, and a lock that another one held would stay locked for ever.
+    /// Call this before the program starts threads. Only the calling thread lives on in the child,
+    /// so a lock that another thread held would stay locked for ever.
     pub fn fork(work: impl FnOnce() -> Result<()>) -> Result<Self> {
         let parent = nix::unistd::getpid();
         // SAFETY: the callers fork before they start any thread, so the child's heap and locks are
@@ -189,12 +191,12 @@ impl Child {
     /// Waits until the process ends by itself.
     pub fn wait(self) -> Result<()> {
         let ended = waitpid(self.0, None).context("wait for a load process");
-        // It is reaped: its number may belong to another process by now, so no kill.
+        // Do not kill on drop: the process is reaped, and another one may have its number by now.
         std::mem::forget(self);
         ended.map(|_| ())
     }
 
-    /// The same without sleeping, so that this CPU stays busy.
+    /// Waits without sleeping, so that this CPU stays busy, until the process ends by itself.
     pub fn wait_busily(self) -> Result<()> {
         use nix::sys::wait::{WaitPidFlag, WaitStatus};
         let ended = loop {
@@ -218,7 +220,7 @@ impl Child {
         }
     }
 
-    /// Has the process ended by itself? It stays to be reaped.
+    /// Has the process ended by itself? Does not reap it.
     pub fn has_ended(&self) -> Result<bool> {
         use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
@@ -237,7 +239,7 @@ impl Child {
         kill(self.0, signal).with_context(|| format!("send {signal} to load process {}", self.0))
     }
 
-    /// Waits until the process is stopped (after SIGSTOP): from then on its CPU time stands still.
+    /// Waits until the process is stopped, after SIGSTOP. Its CPU time stands still from then on.
     pub fn wait_stopped(&self) -> Result<()> {
         use nix::sys::wait::{WaitPidFlag, WaitStatus};
         match waitpid(self.0, Some(WaitPidFlag::WUNTRACED))
@@ -267,8 +269,8 @@ impl Drop for Child {
     }
 }
 
-/// Holds processes back until all are ready, then lets them go together: they block in a read of a
-/// pipe whose only writer is closed at the start.
+/// Holds processes back until all are ready, then lets them go together. The processes block in a
+/// read of a pipe, whose only writer the parent closes to start them.
 pub struct StartGate {
     ready: (OwnedFd, OwnedFd),
     start: (OwnedFd, OwnedFd),
@@ -327,8 +329,9 @@ pub fn spin_for(time: Duration) {
 
 /// Burns CPU until killed.
 ///
-/// By a no-op that tells a machine in virtual time (`lab/vtime/work.c`) that nothing else will come
-/// before the next interrupt, so that it need not emulate the loop; to all others it tells nothing.
+/// The loop is a no-op that a machine in virtual time recognizes (`lab/vtime/work.c`): nothing else
+/// follows before the next interrupt, so that the machine need not emulate the loop. On every other
+/// machine the no-op has no meaning.
 pub fn burn_forever() -> ! {
     loop {
         #[cfg(target_arch = "x86_64")]
@@ -356,7 +359,7 @@ pub fn work(operations: u64) {
     }
 }
 
-/// Gives up its turn, again and again, until killed.
+/// Calls sched_yield until killed.
 pub fn yield_forever() -> ! {
     loop {
         std::thread::yield_now();

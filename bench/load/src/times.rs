@@ -1,5 +1,5 @@
-//! Latencies of many requests: histograms in nanoseconds, told in microseconds. Also when to measure,
-//! and random times.
+//! Times: the window in which to measure, random think times, and histograms of latencies, which
+//! are in nanoseconds and printed in microseconds.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 
 use crate::sys;
 
-/// The time in which what happens is measured, on the clock of [`sys::now_ns`].
+/// The time in which events are measured, on the clock of [`sys::now_ns`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// When measuring begins.
     pub from: u64,
-    /// When it ends, and so do the threads.
+    /// When measuring, and the threads, end.
     pub until: u64,
 }
 
@@ -36,13 +36,14 @@ pub fn exponential(random: &mut fastrand::Rng, mean: f64) -> f64 {
     -mean * (1.0 - random.f64()).ln()
 }
 
-/// From a nanosecond to a minute, three digits; record what may be longer with `saturating_record`.
+/// Makes a histogram from a nanosecond to a minute, with three digits. Longer times need
+/// `saturating_record`.
 pub fn histogram() -> Result<Histogram<u64>> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).context("make a histogram")
 }
 
-/// In microseconds: `p50`, `p90`, `p99`, `p99_9` and `max`; and `curve`, pairs of a percentage and the
-/// time within which so many were done.
+/// Returns `p50`, `p90`, `p99`, `p99_9` and `max` in microseconds, and `curve`: pairs of a
+/// percentage and the time within which so many were done.
 pub fn percentiles(histogram: &Histogram<u64>) -> Value {
     let [p50, p90, p99, p99_9, max] = microseconds(histogram);
     json!({
@@ -50,7 +51,8 @@ pub fn percentiles(histogram: &Histogram<u64>) -> Value {
     })
 }
 
-/// As far as there are values to tell: the 99.9th percentile of a hundred values is their maximum.
+/// Returns only percentiles above which there are values: the 99.9th of a hundred values is just
+/// their maximum.
 fn curve(histogram: &Histogram<u64>) -> Vec<(f64, f64)> {
     const PERCENT: [f64; 11] = [
         50.0, 75.0, 90.0, 95.0, 98.0, 99.0, 99.5, 99.8, 99.9, 99.95, 99.99,
@@ -63,7 +65,7 @@ fn curve(histogram: &Histogram<u64>) -> Vec<(f64, f64)> {
         .collect()
 }
 
-/// The same for people.
+/// Formats the percentiles for people.
 pub fn describe(histogram: &Histogram<u64>) -> String {
     let [p50, p90, p99, p99_9, max] = microseconds(histogram);
     format!("p50 {p50:.1}  p90 {p90:.1}  p99 {p99:.1}  p99.9 {p99_9:.1}  max {max:.1}")

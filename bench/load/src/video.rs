@@ -1,7 +1,8 @@
 //! `video`: makes a film for the encoders to encode.
 //!
-//! Inputs of benchmarks are made, not downloaded. The film is the same each time: a bright square
-//! moves over a gradient, with a little noise, so that motion search and residuals have work to do.
+//! The bench generates its inputs and downloads none. The film is the same each time: a bright
+//! square moves over a gradient, with a little noise, so that an encoder has motion and residuals
+//! to code.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -15,7 +16,7 @@ use crate::Finding;
 /// Write a film as raw video (YUV4MPEG2, 4:2:0).
 #[derive(clap::Args)]
 pub struct Args {
-    /// Where it goes
+    /// The file to write
     file: PathBuf,
     /// Number of pictures
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=100_000))]
@@ -101,7 +102,7 @@ mod tests {
         let header = bytes.iter().position(|byte| *byte == b'\n').unwrap() + 1;
         assert_eq!(bytes.len(), header + 3 * (6 + 64 * 32 * 3 / 2));
         assert_eq!(bytes, film("b"));
-        // It moves: the first picture is not the last one.
+        // The square moves, so the first and the last picture differ.
         let picture = |n: usize| {
             let start = header + n * (6 + 64 * 32 * 3 / 2) + 6;
             &bytes[start..start + 64 * 32]

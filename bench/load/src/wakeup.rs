@@ -1,6 +1,7 @@
-//! `wakeup`: where does a woken task run? Builds one situation again and again: which CPU the task
-//! slept on, where it had run before, from which CPU it is woken, and which CPUs are busy. Then it
-//! says on which CPU the task found itself.
+//! `wakeup`: on which CPU does a woken task run?
+//!
+//! Builds one situation again and again (the task's previous and recent CPU, its waker's CPU, and
+//! which CPUs are busy), wakes the task, and counts the CPUs on which it runs.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,18 +17,18 @@ use crate::Finding;
 use crate::cpus::CpuSet;
 use crate::sys::{self, Child, Policy};
 
-/// From when the task says that it goes to sleep until it surely does.
+/// The time after which a task that said it goes to sleep is asleep.
 const SETTLE: Duration = Duration::from_millis(3);
-/// Until the woken task must have run, and as long as the waker sleeps.
+/// How long the waker sleeps after a wakeup; the woken task must have run by then.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Wake a task again and again in the same situation, and tell where it runs.
+/// Wake a task again and again in the same situation, and count the CPUs on which it runs.
 #[derive(clap::Args)]
 pub struct Args {
     /// The CPU on which the task sleeps
     #[arg(long)]
     previous: usize,
-    /// The CPU on which it was woken before that; needs a busy CPU [default: none in particular]
+    /// The CPU on which it ran before that, its recent CPU; needs a busy CPU [default: any]
     #[arg(long, requires = "busy")]
     recent: Option<usize>,
     /// The CPU from which it is woken
@@ -39,13 +40,13 @@ pub struct Args {
     /// ... by tasks of SCHED_IDLE
     #[arg(long)]
     busy_idle_policy: bool,
-    /// A synchronous wakeup: the waker sleeps right after it
+    /// Make a sync wakeup: the waker sleeps right after it
     #[arg(long)]
     sync: bool,
     /// How long the task works after each wakeup, in microseconds
     #[arg(long, default_value_t = 200)]
     work_us: u64,
-    /// How often
+    /// How often to wake it
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rounds: u32,
     /// Print one JSON object
@@ -53,7 +54,7 @@ pub struct Args {
     pub json: bool,
 }
 
-/// What the waker and the woken task share.
+/// The state that the waker and the woken task share.
 struct Shared {
     /// The task is about to sleep.
     sleeps: AtomicBool,
@@ -97,7 +98,7 @@ pub fn run(args: &Args) -> Result<Finding> {
     let counts = thread::scope(|scope| {
         let task = scope.spawn(|| sleep_and_tell(args, &online, &busy, &shared, &read));
         let counts = wake_and_count(args, &shared, &write, task.thread());
-        // Or the task would wait for ever for rounds that do not come.
+        // After an error the task would otherwise wait for ever for the next round.
         drop(write);
         if counts.is_err() {
             task.thread().unpark();
@@ -120,7 +121,7 @@ pub fn run(args: &Args) -> Result<Finding> {
     })
 }
 
-/// The task: makes its history, sleeps, tells where it woke up.
+/// The task: makes its history, sleeps, and notes on which CPU it woke.
 fn sleep_and_tell(
     args: &Args,
     online: &CpuSet,
@@ -131,7 +132,8 @@ fn sleep_and_tell(
     let work = Duration::from_micros(args.work_us);
     for _ in 0..args.rounds {
         if let (Some(recent), Some(busy)) = (args.recent, busy.iter().next()) {
-            // Pinned tasks are not placed, so they have no history: a second CPU, which is busy.
+            // Allow a second CPU, which is busy: a scheduler does not place a pinned task, and so
+            // keeps no history of it.
             sys::set_affinity(0, &CpuSet::of([recent]))?;
             sys::set_affinity(0, &CpuSet::of([recent, busy]))?;
             sys::spin_for(work);
@@ -141,7 +143,7 @@ fn sleep_and_tell(
         sys::set_affinity(0, online)?;
         sys::spin_for(work);
         if sys::current_cpu() != args.previous {
-            // Moved meanwhile; sleeping at once leaves no time for that.
+            // Sleep at once, so that the scheduler has no time to migrate this task again.
             sys::set_affinity(0, &CpuSet::of([args.previous]))?;
             sys::set_affinity(0, online)?;
         }
@@ -172,7 +174,7 @@ fn wake_and_count(
     task: &thread::Thread,
 ) -> Result<BTreeMap<usize, u32>> {
     sys::set_affinity(0, &CpuSet::of([args.waker]))?;
-    // A scheduler may know tasks by their habits: not by how they were started.
+    // Sleep often before the first round: a scheduler may judge the waker by how it has behaved.
     (0..50).for_each(|_| thread::sleep(Duration::from_millis(1)));
     let mut counts = BTreeMap::new();
     for round in 1..=args.rounds {

@@ -1,9 +1,9 @@
-//! Finds stranded tasks in a trace of scheduling events. Pure: no system call, no clock.
+//! Finds stranded tasks in a trace of scheduling events, without a system call or a clock.
 //!
 //! A *stretch* is a time during which one task is queued (runnable, not running) and at least one
-//! CPU that it may use is idle. Whether that is always the same CPU does not matter: on a machine
-//! whose CPUs blink idle, a task can starve beside a different idle CPU each time. A stretch longer
-//! than the threshold means that the scheduler stranded the task, unless the *host* is to blame:
+//! CPU that it may use is idle. It need not be the same CPU throughout: where CPUs are idle only
+//! briefly, a task can starve beside a different idle CPU each time. A stretch longer than the
+//! threshold means that the scheduler stranded the task, unless the *host* caused it:
 //!
 //! ```text
 //!               queued ---------------------------------------> running
@@ -14,25 +14,25 @@
 //!                                                              not run and could not ask for help
 //! ```
 //!
-//! - From the moment somebody sends a reschedule interrupt to idle CPU C, or an interrupt wakes it,
-//!   until it answers (goes back to an idle state, or switches) C is not available: all that the
-//!   scheduler can do was done. If it goes back to sleep, that time is a hole in the stretch.
+//! - From the moment a CPU sends a reschedule interrupt to idle CPU C, or an interrupt wakes C,
+//!   until C answers (enters an idle state, or switches), C is not available: the scheduler has
+//!   done all that it can. If C goes back to its idle state, that time is a hole in the stretch.
 //! - A busy CPU has an event each tick. A gap of more than a tick and a half in which a busy CPU
-//!   shows no sign of life, or in which a kicked one does not answer, is the host's: it is taken off
-//!   the stretch if it concerns the CPU that holds the task or the CPU that woke it.
+//!   has no event, or in which a kicked CPU does not answer, is the host's. The gap is taken off
+//!   the stretch if it is of the CPU that holds the task or of the CPU that woke the task.
 //!
 //! Stretches that exceed the threshold only because of such gaps are counted apart ("late host").
 //!
-//! Not judged: real-time tasks (the kernel places them), tasks of unknown affinity, and CPUs that
-//! are offline or excluded. Known blind spot: a task preempted while migration-disabled looks free
-//! to run anywhere.
+//! The analysis does not judge real-time tasks, which the kernel places, tasks of unknown affinity,
+//! and CPUs that are offline or excluded. It errs about a task that is preempted while
+//! migration-disabled: the trace does not tell that such a task may not run elsewhere.
 
 use std::collections::{HashMap, HashSet};
 
 use super::event::{Event, Record};
 use crate::cpus::CpuSet;
 
-/// What is known before the trace starts, and what counts as too long.
+/// The state before the trace starts, and how long a stretch may be.
 #[derive(Clone, Debug, Default)]
 pub struct Setting {
     /// Length of a tick, nanoseconds.
@@ -80,7 +80,7 @@ pub struct Analysis {
     pub violations: Vec<Stretch>,
     /// How many stretches were over the threshold only because of the host.
     pub late_host: u64,
-    /// The longest stretch (host's part taken off), also if below the threshold, nanoseconds.
+    /// The longest stretch without the host's part, in nanoseconds, also if below the threshold.
     pub longest_ns: u64,
     /// Times a task became queued.
     pub waits: u64,
@@ -105,7 +105,7 @@ pub fn analyse(setting: &Setting, records: &[Record]) -> Analysis {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Not seen yet: whatever comes first tells what it was.
+    /// Not seen yet; the first event tells its state until then.
     Unknown,
     /// Waiting on `cpu` since `since`; `waker` is the CPU that put it there.
     Queued {
@@ -123,10 +123,10 @@ struct Task {
     class: Option<usize>,
 }
 
-/// All tasks with one affinity. As long as a CPU is available the class is *open*: its queued tasks
-/// are in a stretch. When the last one was kicked and has not answered it is *paused*; what follows
-/// decides whether that was the end of the stretches (it takes a task) or a hole in them (it goes
-/// back to sleep).
+/// All tasks with one affinity. While a CPU is available, the class is *open*: its queued tasks are
+/// in a stretch. When the last available CPU was kicked and has not answered, the class is
+/// *paused*. If that CPU then takes a task, the stretches ended with the kick; if it goes back to
+/// its idle state, the pause is a hole in them.
 struct Class {
     cpus: CpuSet,
     available: usize,
@@ -231,8 +231,8 @@ impl<'a> Tracker<'a> {
         let (now, cpu) = (record.time, record.cpu);
         self.note_sign_of_life(cpu, now);
         if !matches!(record.event, Event::Switch { .. } | Event::IdleEnter) {
-            // Whatever an idle CPU does, it does in an interrupt, awake, on its way to look for work.
-            // The kernel's own "left the idle state" comes only after that interrupt.
+            // An event on an idle CPU means that an interrupt woke the CPU, which is about to look
+            // for work. The kernel traces "left the idle state" only after that interrupt.
             self.kick(cpu, now);
         }
         match record.event {
@@ -256,7 +256,7 @@ impl<'a> Tracker<'a> {
                     self.change_task(prev, now, state);
                 }
                 if next != 0 {
-                    // Without an earlier event it was queued since before the trace.
+                    // Without an earlier event the task has been queued since before the trace.
                     if self.task(next).state == State::Unknown {
                         let since = self.setting.start;
                         self.change_task(
@@ -290,7 +290,7 @@ impl<'a> Tracker<'a> {
             }
             Event::Migrate { pid, target } => {
                 if let State::Queued { since, .. } = self.task(pid).state {
-                    // Still the same wait; only the place changes.
+                    // The task still waits; only its CPU changes.
                     self.task(pid).state = State::Queued {
                         since,
                         cpu: target,
@@ -363,7 +363,7 @@ impl<'a> Tracker<'a> {
             cpus: cpus.clone(),
             available: available.len(),
             pending: pending.count(),
-            // A class that is new to us has been in nobody's way so far.
+            // No task had this affinity so far, so the class may be open since the start.
             since: available.first().map(|_| self.setting.start),
             paused: None,
             holes: Vec::new(),
@@ -394,7 +394,7 @@ impl<'a> Tracker<'a> {
     /// While a change is under way only CPUs of both sets are sure to be allowed.
     fn change_affinity(&mut self, pid: i32, now: u64, cpus: &CpuSet, done: bool) {
         let state = self.task(pid).state;
-        // A wait is judged anew from the change on.
+        // Judge the wait from the change on.
         self.change_task(pid, now, State::Blocked);
         let sure = match (done, self.task(pid).class) {
             (true, _) => Some(cpus.clone()),
@@ -449,8 +449,8 @@ impl<'a> Tracker<'a> {
             class.paused = class.paused.or(class.since.map(|_| now));
         } else if let Some(since) = class.since {
             let end = class.paused.unwrap_or(now);
-            // When it is too short for any stretch within it to matter: this keeps the common case,
-            // a CPU that blinks idle, free of a walk over all queued tasks.
+            // Skip the walk over all queued tasks if the class was open too briefly for a stretch
+            // that matters. A CPU that is idle only briefly is the common case.
             if end - since > self.setting.threshold_ns.min(self.found.longest_ns) {
                 let queued: Vec<i32> = class.queued.iter().copied().collect();
                 for pid in queued {
@@ -496,7 +496,7 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    /// A gap of a busy CPU that is longer than this shows that the host did not run it.
+    /// A busy CPU without an event for longer than this was not run by the host.
     fn gap_limit(&self) -> u64 {
         self.setting.tick_ns + self.setting.tick_ns / 2
     }
@@ -511,7 +511,7 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    /// An idle CPU is told to look for work, or was woken and is about to.
+    /// An idle CPU was kicked, or an interrupt woke it: it is about to look for work.
     fn kick(&mut self, cpu: usize, now: u64) {
         self.change_cpu(cpu, now, |c| {
             if c.idle && c.kicked.is_none() {
@@ -520,7 +520,7 @@ impl<'a> Tracker<'a> {
         });
     }
 
-    /// A kicked CPU shows that it is awake: was it late?
+    /// Notes that a kicked CPU is awake, and whether it was late.
     fn note_answer(&mut self, cpu: usize, now: u64) {
         let Some(entry) = self.cpus.get_mut(cpu) else {
             return;
@@ -566,10 +566,10 @@ impl<'a> Tracker<'a> {
     }
 }
 
-/// CPUs that may have been on their way out when the recording began. That a CPU goes is marked
-/// twice, before and after, so a first pair that is not whole tells of a mark that came too early to be
-/// recorded. Such a CPU would look idle from the start on. (A recording that ends within the pair
-/// looks the same; then the CPU is not judged in it.)
+/// Returns the CPUs that may have been going offline when the recording began, which would look
+/// idle from the start on. A CPU that goes offline is marked twice, before and after, so an
+/// incomplete first pair means that the first mark came before the recording. A recording that ends
+/// between the two marks looks the same, and the CPU is not judged in it.
 fn perhaps_offline_at_start(records: &[Record]) -> Vec<usize> {
     let mut marks: HashMap<usize, Vec<bool>> = HashMap::new();
     for record in records {

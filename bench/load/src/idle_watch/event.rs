@@ -94,7 +94,7 @@ pub enum Event {
         /// It is online now.
         online: bool,
     },
-    /// Anything else: it only proves that the CPU is alive.
+    /// Any other event: it only shows that the host runs the CPU.
     Sign,
 }
 
@@ -114,7 +114,7 @@ pub fn hotplug_marker(cpu: usize, online: bool) -> String {
     )
 }
 
-/// The event that a trace marker of ours stands for; others only prove life.
+/// The event that a trace marker of ours stands for; [`Event::Other`] for all other markers.
 pub fn parse_marker(text: &str) -> Event {
     let words: Vec<&str> = text.trim_end_matches(['\0', '\n']).split(' ').collect();
     let parsed = match words[..] {

@@ -2,9 +2,9 @@
 //!
 //! Runs loads, records every scheduling event with the kernel's tracer, and afterwards looks for
 //! tasks that were runnable and not running while a CPU that they may use was idle, for longer than
-//! a tick ([`analysis`] defines it exactly, and says how delays of a virtual machine's host are told
-//! from the scheduler's). With `--scheduler` it does so twice, under the kernel's own scheduler and
-//! under the given one, so that a number can be judged against another from the same machine.
+//! a tick. [`analysis`] defines this exactly, and how delays that a virtual machine's host causes
+//! are told from those of the scheduler. With `--scheduler` the watch runs twice, under the
+//! kernel's own scheduler and under the given one, so that both numbers come from the same machine.
 
 mod analysis;
 pub mod event;
@@ -38,7 +38,7 @@ pub struct Args {
     /// How long to watch (each scheduler)
     #[arg(long, default_value = "5", value_parser = sys::parse_seconds)]
     seconds: Duration,
-    /// Loads to run meanwhile; none: watch what runs anyway
+    /// Loads to run meanwhile; without one, watch the tasks that run anyway
     #[arg(long = "with", value_delimiter = ',')]
     stress: Vec<Stress>,
     /// Longest wait beside an idle CPU that passes, in ms [default: 1.1 ticks]
@@ -65,8 +65,8 @@ pub struct Args {
     /// Print what the trace shows around the worst case
     #[arg(long)]
     explain: bool,
-    /// Plant stranded tasks (in an isolated cpuset without load balancing) and check that they are
-    /// found, and that none is found where none is
+    /// Plant stranded tasks, in an isolated cpuset without load balancing, and check that the watch
+    /// finds them; then check that it finds none without stranded tasks
     #[arg(long, conflicts_with_all = ["stress", "scheduler"])]
     self_test: bool,
     /// Print one JSON object
@@ -116,7 +116,7 @@ pub fn run(args: &Args) -> Result<Finding> {
         watch.describe(&mut text, args.worst, threshold);
     }
     let _ = write!(text, "seed {seed}");
-    // The last one is the one under test; EEVDF before it is there to compare with.
+    // Judge only the last watch; the one under EEVDF before it is there to compare with.
     let holds = watches
         .last()
         .is_some_and(|watch| watch.violations.is_empty() && watch.died.is_none());
@@ -172,8 +172,8 @@ fn watch(args: &Args, scheduler: &str, seed: u64) -> Result<Watch> {
     let _online = OnlineGuard::new()?;
     let recorder = Recorder::new(kib_per_cpu)?;
     let marker = recorder.marker()?;
-    // Starting loads and reading traces takes its time on a slow machine, so what counts is the time
-    // watched. The limit is for a machine that gets nowhere.
+    // Count the time watched, because a slow machine takes long to start loads and read traces. The
+    // limit ends the watch on a machine that makes no progress.
     let limit = Instant::now() + 10 * args.seconds + Duration::from_secs(120);
     let _loads: Vec<_> = args
         .stress
@@ -222,7 +222,7 @@ fn record(
     time: Duration,
 ) -> Result<(Setting, Trace)> {
     recorder.start()?;
-    // Asked after the start: whatever changes from here on is in the trace.
+    // Read affinities after the start, so that the trace has every later change.
     let judged = match &args.cpus {
         Some(cpus) => cpus.clone(),
         None => CpuSet::online()?,
@@ -242,11 +242,12 @@ fn record(
     let later = affinities();
     let trace = recorder.collect()?;
 
-    // What changed while the table was read is known again at the end of its change.
+    // An affinity that changed while the table was read is known again at the end of its change.
     for pid in trace::tasks_with_markers(&trace, Some(known_at)) {
         affinity.remove(&pid);
     }
-    // Somebody else changed it, we do not know when: only CPUs of both are sure to be allowed.
+    // Another program changed the affinity at an unknown time, so only CPUs of both sets are
+    // certain.
     let ours = trace::tasks_with_markers(&trace, None);
     for (pid, cpus) in affinity.iter_mut().filter(|(pid, _)| !ours.contains(pid)) {
         if let Some(later) = later.get(pid) {
@@ -299,7 +300,7 @@ fn affinities() -> HashMap<i32, CpuSet> {
     let mut found = HashMap::new();
     for pid in numbers("/proc") {
         for tid in numbers(&format!("/proc/{pid}/task")) {
-            // Tasks that end meanwhile are simply not there any more.
+            // Skip tasks that have ended meanwhile.
             if let Ok(cpus) = sys::affinity(tid) {
                 found.insert(tid, cpus);
             }
@@ -308,15 +309,16 @@ fn affinities() -> HashMap<i32, CpuSet> {
     found
 }
 
-/// Makes every CPU switch once, so that the trace tells what it does: a CPU that is idle (or busy
-/// with one task) for the whole recording would otherwise leave no event.
+/// Makes every CPU switch once, so that the trace tells its state. A CPU that is idle, or runs one
+/// task, for the whole recording would otherwise leave no event.
 fn touch(cpus: &CpuSet) {
     let threads: Vec<_> = cpus
         .iter()
         .map(|cpu| {
             std::thread::spawn(move || {
-                // Real-time, so that it does not wait behind hogs; it fails on CPUs that just went
-                // offline, and without root the trace would not have started.
+                // Use a real-time policy, so that this thread does not wait behind hogs. Ignore
+                // errors: a CPU may just have gone offline, and without root the trace would not
+                // have started.
                 let _ = sys::set_policy(0, Policy::Fifo);
                 let _ = sys::set_affinity(0, &CpuSet::of([cpu]));
             })
@@ -483,10 +485,12 @@ impl Scheduler {
         let deadline = Instant::now() + Duration::from_secs(60);
         while running_scheduler() == "eevdf" {
             if let Some(status) = scheduler.0.try_wait().context("look after the scheduler")? {
-                bail!("`{command}` ended with {status} before it was enabled; its words are above");
+                bail!("`{command}` ended with {status} before it was enabled; its output is above");
             }
             if Instant::now() > deadline {
-                bail!("`{command}` was not enabled within 60 s");
+                bail!(
+                    "`{command}` was not enabled within 60 s: look at its output above, and at dmesg"
+                );
             }
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -1,10 +1,10 @@
-//! Proves on the running kernel that idle-watch sees what it is for.
+//! Checks on the running kernel that idle-watch finds stranded tasks.
 //!
-//! Two CPUs become an isolated cpuset partition: the kernel balances no load inside one. Four hogs
-//! are put on the first of them, then allowed on both. Nothing moves them, so three are always
-//! queued beside the idle second CPU: really stranded, and to be found. (Of two hogs each would wait
-//! for one tick at a time, which may pass.) Then two hogs are put on a CPU each: nothing is
-//! stranded, and nothing may be found.
+//! Two CPUs become an isolated cpuset partition, inside which the kernel does not balance. Four
+//! hogs are put on the first CPU, then allowed on both. Nothing migrates them, so three are always
+//! queued beside the idle second CPU: they are stranded, and must be found. (Each of only two hogs
+//! would wait for one tick at a time, which is allowed.) Then two hogs are put on a CPU each: none
+//! is stranded, and none may be found.
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use crate::sys::{self, Child};
 const CGROUPS: &str = "/sys/fs/cgroup";
 const KIB_PER_CPU: usize = 4096;
 
-/// Plants, looks, and says whether what was planted is what was found.
+/// Plants stranded tasks, watches, and compares what was found with what was planted.
 pub fn run(args: &Args) -> Result<Finding> {
     let scheduler = running_scheduler();
     if scheduler != "eevdf" {
@@ -39,7 +39,7 @@ pub fn run(args: &Args) -> Result<Finding> {
     let mut hogs = (0..4)
         .map(|_| Child::fork(|| sys::burn_forever()))
         .collect::<Result<Vec<_>>>()?;
-    // An idle CPU that nothing ever wakes leaves no sign in the trace and could as well be busy.
+    // Wake the second CPU now and then: an idle CPU without any event could as well be busy.
     let visitor = Child::fork(|| {
         loop {
             std::thread::sleep(Duration::from_millis(50));
@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> Result<Finding> {
         for (hog, &cpu) in hogs.iter().zip(places) {
             sys::set_affinity(hog.pid(), &CpuSet::of([cpu]))?;
         }
-        // Time to move, and to be queued there before the restriction is lifted.
+        // Give the hogs time to migrate and to be queued there before the restriction is lifted.
         std::thread::sleep(Duration::from_millis(200));
         for hog in hogs {
             sys::set_affinity(hog.pid(), &CpuSet::of([first, second]))?;

@@ -23,7 +23,7 @@ pub enum Stress {
     Hotplug,
     /// Bursts of tasks that end at once
     Forks,
-    /// One CPU hog less than there are CPUs, so that one CPU should always be idle
+    /// One CPU hog less than there are CPUs, so that one CPU is idle
     Hogs,
 }
 
@@ -72,7 +72,7 @@ pub fn check(stress: Stress) -> Result<()> {
 pub fn start(stress: Stress, until: Instant, seed: u64, marker: &File) -> Result<Child> {
     Child::fork(|| {
         let mut mark = |text: String| {
-            // Fails while nothing is being recorded; then there is nothing to mark either.
+            // Ignore errors: a write fails while nothing is recorded, and then no mark is needed.
             let _ = (&*marker).write_all(text.as_bytes());
         };
         let pause = Duration::from_millis(2);
@@ -125,8 +125,8 @@ fn hotplug(until: Instant, seed: u64, mark: &mut dyn FnMut(String)) -> Result<()
         .collect();
     while Instant::now() < until {
         let cpu = cpus[random.usize(..cpus.len())];
-        // Twice: a recording that begins in between still saw the CPU online, and would take it for
-        // an idle one.
+        // Mark the change before and after. A recording that begins in between finds the CPU
+        // online, and would take it for an idle one.
         mark(hotplug_marker(cpu, false));
         set_online(cpu, false)?;
         mark(hotplug_marker(cpu, false));

@@ -1,10 +1,10 @@
 //! Records scheduling events with the kernel's own tracer (tracefs) and reads them back.
 //!
-//! The recorder uses a tracing *instance* of its own, so that it neither disturbs nor sees anybody
-//! else's tracing, and removes it when dropped. The buffers are read after the run, as raw pages:
-//! the kernel's text form costs more time than the run itself, and reading along would wake the
-//! very CPUs whose idleness is in question. A buffer that fills up stops recording (it does not
-//! overwrite), so what was recorded is complete up to a known time.
+//! The recorder uses a tracing *instance* of its own, so that it neither disturbs nor sees other
+//! tracing, and removes the instance when dropped. It reads the buffers after the run, because
+//! reading meanwhile would wake the CPUs whose idleness is measured; and as raw pages, because the
+//! kernel's text form costs more time than the run. A full buffer stops recording and does not
+//! overwrite, so that the trace is complete up to a known time.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 
 use super::event::{Event, Record, parse_marker};
 
-/// Events without which nothing can be judged.
+/// Events that the analysis cannot do without.
 const REQUIRED: [&str; 5] = [
     "sched/sched_switch",
     "sched/sched_wakeup",
@@ -25,7 +25,7 @@ const REQUIRED: [&str; 5] = [
     "sched/sched_process_fork",
 ];
 
-/// Events that tell kicks, answers and signs of life; kernels without them blame less on the host.
+/// Events that tell of kicks and answers. On a kernel without them, less is blamed on the host.
 const OPTIONAL: [&str; 4] = [
     "ipi/ipi_send_cpu",
     "sched/sched_wake_idle_without_ipi",
@@ -54,7 +54,8 @@ pub struct Trace {
 }
 
 impl Recorder {
-    /// Makes an instance with buffers of `kib_per_cpu` and switches the events on; records nothing yet.
+    /// Makes an instance with buffers of `kib_per_cpu` and switches the events on; records nothing
+    /// yet.
     pub fn new(kib_per_cpu: usize) -> Result<Self> {
         let root = Path::new("/sys/kernel/tracing");
         let instances = root.join("instances");
@@ -72,7 +73,7 @@ impl Recorder {
                 folder.display()
             )
         })?;
-        // From here on dropping removes the folder, also when something below fails.
+        // From here on, dropping removes the folder, also if a step below fails.
         let mut recorder = Self {
             folder,
             page_size: sub_buffer_size(root),
@@ -108,7 +109,7 @@ impl Recorder {
         self.write("tracing_on", "0")
     }
 
-    /// A handle through which markers get into the trace; stays usable in forked children.
+    /// Returns a handle that writes markers into the trace, also from forked children.
     pub fn marker(&self) -> Result<File> {
         let path = self.folder.join("trace_marker");
         OpenOptions::new()
@@ -136,7 +137,7 @@ impl Recorder {
         Ok(most)
     }
 
-    /// Reads all that was recorded. To be called when stopped.
+    /// Reads all that was recorded. Call this after [`Self::stop`].
     pub fn collect(&self) -> Result<Trace> {
         let mut trace = Trace::default();
         for cpu in self.cpus()? {
@@ -228,7 +229,7 @@ impl Recorder {
             "ipi_send_cpu" | "sched_wake_idle_without_ipi" => Event::Kick {
                 target: int("cpu") as usize,
             },
-            // State -1 is the way out of idle.
+            // The state is -1 when the CPU leaves its idle state.
             "cpu_idle" if int("state") as u32 == u32::MAX => Event::IdleExit,
             "cpu_idle" => Event::IdleEnter,
             "print" => parse_marker(&format.text(data, "buf")),
@@ -400,7 +401,7 @@ fn decode_page(page: &[u8], mut each: impl FnMut(u64, &[u8])) -> Option<()> {
                 at += 8;
             }
             TIME_STAMP => {
-                // 59 bits; the ones above do not change within a machine's lifetime of tracing.
+                // The record has 59 bits of the time; take the bits above from the page's time.
                 time = (time >> 59 << 59) | ((u64::from(word(at + 4)?) << 27) + delta);
                 at += 8;
             }
