@@ -1,12 +1,12 @@
 //! `magpie bench callbacks`: what each operation of a sched_ext scheduler costs per call.
 //!
-//! The kernel counts the calls of BPF programs and the time they take when `kernel.bpf_stats_enabled`
-//! is set; `magpie-load programs` reads it. Each scheduler runs hackbench in one guest, one after the
-//! other, and what was counted meanwhile is the table. The two clock reads of the counting are in the
-//! figures, the same for all: compare them, do not add them up to a share of the CPU time.
+//! The kernel counts the calls of BPF programs and the time in them if `kernel.bpf_stats_enabled`
+//! is set; `magpie-load programs` reads the counts. One guest runs hackbench under each scheduler
+//! in turn, and the table has the differences. Every figure includes the two clock reads of the
+//! counting: compare figures, do not add them up to a share of the CPU time.
 //!
-//! In virtual time (the default machine) a nanosecond is a fixed number of instructions, so that the
-//! figures repeat; they know nothing of caches.
+//! The default machine runs in virtual time, where a nanosecond is a fixed number of instructions.
+//! Therefore the figures repeat, and do not include cache misses.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,11 +24,11 @@ use crate::provenance::{self, Origin, Values};
 use crate::report::{SCHEMA, now_unix};
 use crate::table::{Align, Style, write_lines};
 
-/// Real time that hackbench may take.
+/// Real time that hackbench may take, and below the time of every other command.
 const WORK_LIMIT: Duration = Duration::from_secs(900);
 const SHORT: Duration = Duration::from_secs(120);
 
-/// Measure what each operation of schedulers costs per call, under hackbench, in a guest.
+/// Measure what each operation of schedulers costs per call, under hackbench, in a guest
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Machine of the guest: a preset (`magpie lab machines`) or a TOML file
@@ -54,7 +54,7 @@ pub struct Args {
     markdown: bool,
 }
 
-/// What was counted of one BPF program.
+/// The counts of one BPF program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
     /// How often it was called.
@@ -109,7 +109,7 @@ impl Costs {
 /// Runs `magpie bench callbacks`.
 ///
 /// # Errors
-/// When a program is missing, the guest or a scheduler fails, or nothing was counted.
+/// If a program is missing, the guest or a scheduler fails, or nothing was counted.
 pub fn run(args: &Args) -> Result<()> {
     let mut candidates: Vec<Candidate> = candidate::parse_list(&args.sched)?;
     candidates.retain(|candidate| !candidate.is_baseline());
@@ -167,6 +167,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// Runs the workload under one scheduler, and takes the differences of the counts.
 fn measure(place: &mut Vm, candidate: Candidate, workload: &str) -> Result<Measured> {
     let mut argv = candidate.argv;
     let program = Path::new(&argv[0]).file_name();
@@ -229,7 +230,7 @@ fn context_switches(place: &mut Vm) -> Result<u64> {
         .context("/proc/stat has no line ctxt")
 }
 
-/// The struct_ops programs that are loaded: operation and cost so far, by the program's id.
+/// The loaded struct_ops programs: operation and cost since they were loaded, by the program's id.
 fn programs(place: &mut Vm) -> Result<BTreeMap<u64, (String, Cost)>> {
     parse_programs(&output(place, "magpie-load programs --enable --json")?)
 }
@@ -255,7 +256,7 @@ fn parse_programs(json: &str) -> Result<BTreeMap<u64, (String, Cost)>> {
         .collect())
 }
 
-/// Operations of sched_ext, for names that the kernel cut to 15 characters.
+/// Operations of sched_ext, to complete names that the kernel cut to 15 characters.
 const OPERATIONS: &[&str] = &[
     "select_cpu",
     "enqueue",
@@ -281,7 +282,8 @@ const OPERATIONS: &[&str] = &[
     "disable",
 ];
 
-/// `magpie_select_cpu` and the `magpie_select_c` that is left of it: `select_cpu`.
+/// The operation of a program: `select_cpu` for `magpie_select_cpu` and for `magpie_select_c`, to
+/// which the kernel cuts it.
 fn operation(program: &str) -> String {
     let name = program.split_once('_').map_or(program, |(_, name)| name);
     let is_cut = program.len() == 15;
@@ -291,7 +293,8 @@ fn operation(program: &str) -> String {
         .map_or_else(|| name.to_string(), |known| known.to_string())
 }
 
-/// The table: an operation a line, in the order of its cost to the first scheduler that has it.
+/// The table, with a line for each operation, in the order of its cost in the first scheduler that
+/// has it.
 pub fn render_table(costs: &Costs, style: Style) -> String {
     let mut operations: Vec<&String> = Vec::new();
     for measured in &costs.schedulers {

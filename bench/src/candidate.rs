@@ -1,4 +1,4 @@
-//! The schedulers to compare: what `--sched` names, and where their programs are.
+//! The schedulers to compare: reads `--sched`, and finds the programs that it names.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::report::BASELINE;
 /// A scheduler with its options, or none: the kernel's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// As given, and as the report names it.
+    /// The name in the report: as given to `--sched`.
     pub name: String,
     /// Program and options; empty for the baseline.
     pub argv: Vec<String>,
@@ -21,7 +21,7 @@ impl Candidate {
         self.argv.is_empty()
     }
 
-    /// Is this ours, with counters to ask for?
+    /// Is this scx_magpie, which prints its own counters?
     pub fn is_magpie(&self) -> bool {
         self.argv.first().is_some_and(|program| {
             Path::new(program)
@@ -31,8 +31,8 @@ impl Candidate {
     }
 }
 
-/// Reads a list such as `eevdf,scx_magpie,scx_lavd --performance`. The baseline comes first, whether
-/// it was named or not: without it there is nothing to compare with.
+/// Reads a list such as `eevdf,scx_magpie,scx_lavd --performance`. The baseline comes first even if
+/// the list does not name it, because every figure is relative to it.
 pub fn parse_list(list: &str) -> Result<Vec<Candidate>> {
     let mut candidates = vec![Candidate {
         name: BASELINE.into(),
@@ -74,7 +74,7 @@ fn add(candidates: &mut Vec<Candidate>, new: Candidate) -> Result<()> {
     Ok(())
 }
 
-/// `NAME=COMMAND`, where the name is one word; without a name the command is its own.
+/// Splits `NAME=COMMAND`, where NAME is one word. A command without a name is its own name.
 fn split_name(part: &str) -> (&str, &str) {
     let is_name = |text: &str| {
         !text.is_empty()
@@ -88,9 +88,9 @@ fn split_name(part: &str) -> (&str, &str) {
     }
 }
 
-/// Adds what is needed to see what each mechanism of scx_magpie gives: all together, each left out,
-/// each alone, and none. The switches are read from the program's own help, so that a new mechanism
-/// is measured without a change here.
+/// Adds scx_magpie with all mechanisms, with each left out, with each alone, and with none. The
+/// switches come from the program's own help, so that a new mechanism is measured without a change
+/// here.
 pub fn add_ablation(candidates: &mut Vec<Candidate>) -> Result<()> {
     let program = find_scheduler(MAGPIE)?;
     let output = std::process::Command::new(&program)
@@ -116,10 +116,11 @@ pub fn add_ablation(candidates: &mut Vec<Candidate>) -> Result<()> {
 
 const MAGPIE: &str = "scx_magpie";
 
-/// Of a long help text.
+/// From how many columns on a line of a long help text is a description.
 const DESCRIPTION_INDENT: usize = 8;
 
-/// Descriptions are indented further than options, and a wrapped one may begin with an option.
+/// Does this line of a help text begin with an option of its own? A wrapped description may begin
+/// with the name of an option too, but is indented further.
 fn is_option(line: &&str) -> bool {
     let text = line.trim_start();
     text.starts_with('-') && line.len() - text.len() < DESCRIPTION_INDENT
@@ -135,13 +136,14 @@ pub fn switches(help: &str) -> Vec<String> {
     help.lines().filter(is_option).filter_map(switch).collect()
 }
 
-/// The variants' arguments, from a help text; None if it has no switches.
+/// The arguments of each variant that a help text allows; None if it has no switches.
 fn variants(help: &str) -> Option<Vec<Vec<String>>> {
     let switches = switches(help);
     if switches.is_empty() {
         return None;
     }
-    // Values stand below `--only`, `- name: what it is`, or behind it in brackets.
+    // The long help lists the values below `--only`, as `- name: text`; the short one behind it, in
+    // brackets.
     let mut lines = help.lines();
     let head = lines.find(|line| is_option(line) && line.trim_start().starts_with("--only"));
     let below = lines.take_while(|line| !is_option(line));
@@ -167,7 +169,8 @@ fn variants(help: &str) -> Option<Vec<Vec<String>>> {
 }
 
 /// Finds a program: a path as it is; else in the source tree's `target/release` and
-/// `target/peers/bin`, then in PATH. What was built last is what shall be measured, so PATH is last.
+/// `target/peers/bin`, then in PATH. PATH is last, because an installed program is older than the
+/// one that was just built.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     if name.contains('/') {
         return Some(PathBuf::from(name)).filter(|path| path.is_file());
@@ -180,7 +183,10 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
         .or_else(|| which::which(name).ok())
 }
 
-/// Finds a scheduler's program, or says how to get it.
+/// Finds a scheduler's program.
+///
+/// # Errors
+/// If it is in none of the folders; the message says how to build or install it.
 pub fn find_scheduler(name: &str) -> Result<PathBuf> {
     let remedy = match name {
         "scx_magpie" => "build it: cargo build --release -p scx_magpie".into(),

@@ -24,8 +24,8 @@ const FAILED: u8 = 1;
 /// Exit code of a run that a signal ended.
 const INTERRUPTED: u8 = 130;
 
-/// Runs `magpie bench` and returns the process's exit code: 1 if something that was measured failed,
-/// or the gate of `compare` did.
+/// Runs `magpie bench` and returns the process's exit code: 1 if something that was measured
+/// failed, or the gate of `compare` did.
 ///
 /// # Errors
 /// If the command line asks for what cannot be done, or the machine fails; with the remedy.

@@ -1,9 +1,9 @@
 //! `magpie bench compare OLD NEW`: a gate against performance regressions.
 //!
-//! A row fails when the new average is worse by more than the limit **and** the difference is real
-//! (or there are too few samples to say that it is not: a gate must not open because it was given
-//! less to look at). A row that the old file has and the new one lost, or that failed in the new
-//! run, fails too: otherwise a scheduler that crashes would pass.
+//! A row fails if the new average is worse by more than the limit **and** the difference is real.
+//! With too few samples for the test it fails too, because fewer samples must not open the gate. A
+//! row that failed in the new run or is missing there fails, because a scheduler that crashes must
+//! not pass.
 
 use std::fmt::Write as _;
 
@@ -18,15 +18,15 @@ use crate::table::relate;
 pub struct Gate {
     /// Largest loss in percent that passes.
     pub fail_over: f64,
-    /// Compare values relative to each file's own EEVDF instead of absolute ones: for files that
-    /// were measured on hosts of different speed. The baseline itself is then not judged.
+    /// Compare values relative to each file's own EEVDF, for files from hosts of different speed.
+    /// The baseline itself is then not judged.
     pub normalized: bool,
 }
 
 /// The outcome of a comparison.
 #[derive(Debug)]
 pub struct Outcome {
-    /// A line per row, then the sum.
+    /// A line per row, then how many rows fail.
     pub text: String,
     /// How many rows fail the gate.
     pub failures: usize,
@@ -35,8 +35,8 @@ pub struct Outcome {
 /// Compares two reports.
 ///
 /// # Errors
-/// When the files may not be compared: other machine or kernel (absolute values would say nothing),
-/// or nothing in common.
+/// If the machines differ, because absolute values would then say nothing, or if the old file has
+/// no samples.
 pub fn compare(old: &Report, new: &Report, gate: Gate) -> Result<Outcome> {
     if !gate.normalized && old.machine != new.machine {
         bail!(
@@ -87,7 +87,7 @@ pub fn compare(old: &Report, new: &Report, gate: Gate) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Ok or Err with the words to print.
+/// Judges one row: Ok if it passes, Err if it fails, both with the text to print.
 fn judge_row(old: &Report, new: &Report, before: &Row, gate: Gate) -> Result<String, String> {
     let Some(after) = new.row(before.test(), &before.scheduler) else {
         return Err("not measured in the new file".into());

@@ -1,7 +1,7 @@
-//! What the kernel and the scheduler counted during a run.
+//! Counts of the kernel and of the scheduler during a run.
 //!
-//! `/proc/stat` and `/proc/schedstat` are read before and after; the differences tell *why* a run
-//! was fast or slow: how busy the CPUs were, how often they switched, how long tasks waited.
+//! `/proc/stat` and `/proc/schedstat` are read before and after. The differences explain a fast or
+//! slow run: how busy the CPUs were, how often they switched, how long tasks waited.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,15 @@ use serde_json::Value;
 /// Named numbers; what they count is in the name.
 pub type Counters = BTreeMap<String, f64>;
 
-/// Readings at one moment, all growing for ever.
+/// Totals since boot at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reading {
     totals: Counters,
 }
 
-/// Fields of a `cpu` line of /proc/schedstat (versions 15 to 17 agree on them). The first five stay
-/// 0 unless the sysctl kernel.sched_schedstats is on; it costs time, so the bench leaves it alone.
+/// Fields of a `cpu` line of /proc/schedstat, the same in its versions 15 to 17: index, name, and
+/// the factor to the name's unit. The first four stay 0 unless the sysctl kernel.sched_schedstats
+/// is on; the bench does not switch it on, because it costs time.
 const SCHEDSTAT: [(usize, &str, f64); 7] = [
     (2, "sched_count", 1.0),
     (3, "sched_goidle", 1.0),
@@ -31,22 +32,22 @@ const SCHEDSTAT: [(usize, &str, f64); 7] = [
 /// CPU time of all CPUs since boot, in the kernel's clock ticks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CpuTime {
-    /// Tasks or interrupts ran.
+    /// Time in tasks and interrupts.
     pub busy: f64,
-    /// A hypervisor ran something else.
+    /// Steal time: the host ran something else.
     pub steal: f64,
-    /// Busy, stolen and idle.
+    /// Busy, steal and idle time.
     pub total: f64,
 }
 
-/// From the line of /proc/stat about all CPUs; None for the others.
+/// Reads the line of /proc/stat that sums up all CPUs; None for every other line.
 pub fn cpu_time(line: &str) -> Option<CpuTime> {
     let numbers: Vec<f64> = line
         .strip_prefix("cpu ")?
         .split_whitespace()
         .filter_map(|word| word.parse().ok())
         .collect();
-    // Guest time is in user already.
+    // `user` includes guest time.
     let [user, nice, system, idle, iowait, irq, softirq, steal, ..] = numbers[..] else {
         return None;
     };
@@ -59,7 +60,7 @@ pub fn cpu_time(line: &str) -> Option<CpuTime> {
 }
 
 impl Reading {
-    /// From the texts of the two files; one that is empty (not there) adds nothing.
+    /// Reads the texts of the two files. An empty text adds nothing: that file is not there.
     pub fn parse(stat: &str, schedstat: &str) -> Self {
         let mut totals = Counters::new();
         for line in stat.lines() {
@@ -91,13 +92,13 @@ impl Reading {
         Self { totals }
     }
 
-    /// Adds the numbers of a scheduler's own JSON object, nested names joined by dots.
+    /// Adds the numbers of a scheduler's own JSON object; nested names are joined by dots.
     pub fn add_scheduler(&mut self, json: &Value) {
         flatten("", json, &mut self.totals);
     }
 
-    /// What was counted since `before`: differences, and shares of CPU time in percent. What stayed
-    /// 0 is left out: a counter that is switched off says nothing.
+    /// The differences since `before`, and shares of CPU time in percent. Counters without a
+    /// difference are left out, because one that is switched off says nothing.
     pub fn since(&self, before: &Self) -> Counters {
         let mut counters: Counters = self
             .totals
@@ -135,7 +136,7 @@ fn flatten(prefix: &str, json: &Value, into: &mut Counters) {
     }
 }
 
-/// The mean of each counter over runs; one that a run lacks counts as 0 there.
+/// The mean of each counter over runs; a run without the counter adds 0.
 pub fn mean(runs: &[Counters]) -> Counters {
     let mut sum = Counters::new();
     for (name, count) in runs.iter().flatten() {

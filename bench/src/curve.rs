@@ -1,8 +1,8 @@
-//! The percentiles of one test as curves: one for each scheduler, and faintly one for each of its runs.
+//! The percentiles of one test as curves: a thick one for each scheduler, a faint one for each run.
 //!
-//! The percentages are on a logarithmic axis, because what people feel is far out: each step to the right
-//! is a tenth of the requests that the step before left. The thick line is the median of the runs at each percentile,
-//! as far as all of them have it.
+//! The axis of percentages is logarithmic, because people feel the slowest requests: 90, 99 and
+//! 99.9 % are equally far apart. The thick curve is the median of the runs at each percentile that
+//! all of them have.
 
 use anyhow::{Context, Result};
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
@@ -15,11 +15,12 @@ use crate::table::significant;
 
 const WIDTH: u32 = 960;
 const HEIGHT: u32 = 300;
-/// Of the largest value to the smallest. Beyond, the small ones need a logarithmic axis to be told apart;
-/// a narrow one would have no power of ten, and so no number, on it.
+/// The largest ratio of two values that a linear axis shows. Above it, only a logarithmic axis
+/// tells the small values apart; below, a logarithmic axis might have no power of ten, and so no
+/// number, on it.
 const MOST_ON_ONE_SCALE: f64 = 30.0;
 
-/// One scheduler's lines: points are (one in how many is slower, within what the others are done).
+/// One scheduler's curves. A point is (n, time): one request in n is slower than this time.
 #[derive(Debug, PartialEq)]
 struct Lines<'a> {
     scheduler: &'a str,
@@ -28,7 +29,7 @@ struct Lines<'a> {
     runs: Vec<Vec<(f64, f64)>>,
 }
 
-/// Draws one test as SVG text; None where no scheduler has percentiles of it.
+/// Draws one test as SVG; None if no scheduler has percentiles of it.
 pub fn render(report: &Report, test: (&str, &str)) -> Result<Option<String>> {
     let lines = collect(report, test);
     let Some(unit) = lines
@@ -67,13 +68,14 @@ fn collect<'a>(report: &'a Report, test: (&str, &str)) -> Vec<Lines<'a>> {
     schedulers.iter().enumerate().filter_map(lines).collect()
 }
 
-/// A logarithmic axis has no place for 100 % or for nothing.
+/// The points of a curve that a logarithmic axis can show: not 100 %, and no value of zero.
 fn points(curve: &Curve) -> Vec<(f64, f64)> {
     let has_place = |(percent, value): &&(f64, f64)| *percent < 100.0 && *value > 0.0;
     let place = |(percent, value): &(f64, f64)| (100.0 / (100.0 - percent), *value);
     curve.iter().filter(has_place).map(place).collect()
 }
 
+/// The median of the runs at each percentile that all of them have.
 fn middle(row: &Row) -> Vec<(f64, f64)> {
     let runs: Vec<_> = row.curves.iter().map(points).collect();
     let at = |(place, _): &(f64, f64)| {
@@ -98,7 +100,7 @@ where
         .y_label_area_size(60)
         .build_cartesian_2d((2.0..right * 1.05).log_scale(), y)
         .map_err(failed)?;
-    // Without the zeros that a fixed number of digits would add.
+    // Rounded by hand, because a fixed number of digits would print `90.000 %`.
     let percent = |place: &f64| format!("{} %", (1e5 - 1e5 / place).round() / 1e3);
     chart
         .configure_mesh()

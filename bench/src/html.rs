@@ -1,7 +1,7 @@
-//! A result file as one HTML page that opens anywhere: no network, no script, no other file.
+//! A result file as one HTML page that needs no network, no script and no other file.
 //!
-//! The markup is maud's, which escapes what it is given: schedulers' names and their last words come
-//! from other programs.
+//! maud writes the markup, because it escapes all text: names and messages of schedulers come from
+//! other programs.
 
 use std::path::Path;
 
@@ -59,7 +59,7 @@ fn render(report: &Report) -> Result<String> {
             head {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width";
-                // Browsers ask for an icon unless they are told that there is none.
+                // An empty icon, because browsers fetch one from the network otherwise.
                 link rel="icon" href="data:,";
                 title { (title) }
                 style { (PreEscaped(STYLE)) }
@@ -68,7 +68,7 @@ fn render(report: &Report) -> Result<String> {
                 h1 { (title) }
                 p.note { "Linux " (report.kernel) ", " (origin.date()) ", " (origin.rounds()) }
                 @if !report.complete {
-                    p.warning { "This run was interrupted or failed: it has fewer samples than it was to have." }
+                    p.warning { "This run was interrupted or failed: samples are missing." }
                 }
                 (summary(report))
                 (how_to_read())
@@ -81,7 +81,8 @@ fn render(report: &Report) -> Result<String> {
     Ok(page.into_string())
 }
 
-/// How many tests each scheduler is really better and worse in.
+/// Counts for each scheduler the tests in which it is better, worse, not different, and without a
+/// result.
 fn summary(report: &Report) -> Markup {
     let tests = report.tests();
     let line = |scheduler: &str| {
@@ -123,9 +124,9 @@ fn how_to_read() -> Markup {
              of the average. In the tables: normalized average, improvement in percent (positive is \
              better, whichever direction that is), coefficient of variation in percent. "
             b.better { "Green" } " and " b.worse { "red" } " are real differences (two-sided Mann-Whitney U \
-             test, p < 0.05); grey is not told from noise (same), has too few rounds to tell (few), or an \
-             average that outliers turned round (mixed). Of twenty rows one is expected to look different \
-             by chance."
+             test, p < 0.05). Grey is no real difference (same), too few rounds to test (few), or an \
+             average that outliers put on the other side (mixed). Of twenty rows, one is expected to look \
+             different by chance."
         }
     }
 }
@@ -170,11 +171,11 @@ fn section(report: &Report, workload: &str) -> Result<Markup> {
                 (PreEscaped(svg))
             }
             @if let Some(svg) = occupancy {
-                p.note { "How many CPUs were busy, over the time of the warm-up run:" }
+                p.note { "Busy CPUs over the time of the warm-up run:" }
                 (PreEscaped(svg))
             }
             @if let Some(svg) = curve {
-                p.note { "Its other percentiles, of each run and (thick) the median of the runs:" }
+                p.note { "All percentiles: thin for each run, thick for the median of the runs." }
                 (PreEscaped(svg))
             }
         }
@@ -239,7 +240,7 @@ fn failures(report: &Report) -> Markup {
         .collect();
     html! {
         @if !failed.is_empty() {
-            h2 { "What failed" }
+            h2 { "Failures" }
             @for (row, why) in failed {
                 h3 { (row.scheduler) ", " (row.workload) " " (row.case) }
                 pre { (why) }
@@ -248,7 +249,7 @@ fn failures(report: &Report) -> Markup {
     }
 }
 
-/// Everything that is needed to run it again.
+/// The command, machine, options and versions: what is needed to run it again.
 fn circumstances(report: &Report) -> Markup {
     let pretty = |values: &Values| {
         serde_json::to_string_pretty(values).unwrap_or_else(|error| error.to_string())

@@ -1,13 +1,13 @@
-//! Ctrl-C: the first one ends the measurement in good order (what was measured is kept, guests and
-//! schedulers are ended), another one a second later ends the program at once.
+//! Ctrl-C. The first one ends the measurement in good order: samples are kept, guests and
+//! schedulers are stopped. Another one, at least a second later, ends the program at once.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-/// Signals that come together are one request: timeout(1) and batch systems signal a process and then
-/// its whole group.
+/// Signals within this time are one request, because timeout(1) and batch systems signal a process
+/// and then its whole group.
 const ONE_REQUEST: Duration = Duration::from_secs(1);
 
 static REQUESTED: OnceLock<Instant> = OnceLock::new();
@@ -17,10 +17,10 @@ pub fn is_requested() -> bool {
     REQUESTED.get().is_some()
 }
 
-/// Starts listening for SIGINT, SIGTERM and SIGHUP.
+/// Handles SIGINT, SIGTERM and SIGHUP from now on.
 pub fn listen() -> Result<()> {
     ctrlc::set_handler(|| {
-        // Whatever waits for a guest now fails at once; the runner sees why.
+        // Every wait for a guest fails at once, and the runner then asks is_requested().
         magpie_lab::qemu::abandon_all();
         if REQUESTED.get_or_init(Instant::now).elapsed() > ONE_REQUEST {
             std::process::exit(130);

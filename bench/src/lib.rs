@@ -26,8 +26,8 @@
 //!   peers                                                   installs published schedulers
 //! ```
 //!
-//! The report keeps raw samples, and `stats` computes every average and verdict from them, so that a
-//! better statistic can be applied to old files.
+//! The report keeps raw samples, and `stats` computes every average and verdict from them, so that
+//! a better statistic can be applied to old files.
 
 pub mod candidate;
 pub mod cli;

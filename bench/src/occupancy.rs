@@ -1,9 +1,9 @@
 //! How many CPUs were busy, over the time of a run.
 //!
-//! Taken in the warm-up round, whose results are dropped: who looks on uses CPU time, too. A shell
-//! beside the command notes `/proc/stat` twenty times a second, and so nothing has to be installed
-//! where it runs. The kernel tells CPU time there in hundredths of a second: what is shorter than a
-//! tenth of one is not resolved, and a run of less than that has no curve.
+//! A shell beside the command reads `/proc/stat` twenty times a second; it needs no program that a
+//! guest does not have. It does so in the warm-up round only, because it uses CPU time itself and
+//! the results of that round are dropped. The kernel counts CPU time in hundredths of a second, so
+//! points are at least a tenth of a second apart, and a shorter run has no curve.
 
 use anyhow::{Context, Result};
 use plotters::prelude::*;
@@ -14,15 +14,15 @@ use crate::report::{Occupancy, Report};
 
 const WIDTH: u32 = 960;
 const HEIGHT: u32 = 180;
-/// More would be narrower than a line.
+/// More points would be closer than a line is wide.
 const MOST_POINTS: usize = 120;
-/// Below, the kernel's own rounding shows.
+/// In a shorter step, the kernel's rounding shows.
 const SHORTEST_S: f64 = 0.1;
-/// Of the hundredths of a second that /proc/stat counts in, on every architecture.
+/// The unit of /proc/stat: hundredths of a second, on every architecture.
 const PER_SECOND: f64 = 100.0;
 
-/// Behind the command's output, what was seen. The one who looks on ends with the shell, however that
-/// ends.
+/// Runs the command and prints the lines of /proc/stat behind its output. The loop that reads them
+/// ends with the shell, even if that is killed.
 const SCRIPT: &str = r#"exec 3>&1
 seen=$(
     (while kill -0 $$ 2>/dev/null; do head -n 1 /proc/stat; sleep 0.05; done) 3>&- &
@@ -37,14 +37,14 @@ exit $code"#;
 
 const MARKER: &str = "magpie-occupancy";
 
-/// The command with someone beside it who looks on.
+/// The command, with the shell that watches it.
 pub fn watched(argv: &[String]) -> Vec<String> {
     let shell = ["sh", "-c", SCRIPT, MARKER].map(str::to_string);
     shell.into_iter().chain(argv.iter().cloned()).collect()
 }
 
-/// Takes what was seen from the output of a watched command. It only explains a result: nothing, if
-/// it is not there.
+/// Cuts the lines of /proc/stat off the output of a watched command. Returns no points if there are
+/// none, because they only explain a result.
 pub fn take(output: &mut String) -> Occupancy {
     let Some(at) = output.rfind(&format!("\n{MARKER}\n")) else {
         return Vec::new();
@@ -55,6 +55,7 @@ pub fn take(output: &mut String) -> Occupancy {
     cpus.map_or(Vec::new(), |cpus| points(lines, cpus))
 }
 
+/// Busy CPUs for each step of time, from the lines of /proc/stat.
 fn points<'a>(lines: impl Iterator<Item = &'a str>, cpus: f64) -> Occupancy {
     let times: Vec<CpuTime> = lines.filter_map(cpu_time).collect();
     let Some((first, last)) = times.first().zip(times.last()) else {
@@ -75,7 +76,7 @@ fn points<'a>(lines: impl Iterator<Item = &'a str>, cpus: f64) -> Occupancy {
     points
 }
 
-/// Draws one test as SVG text: a line of steps per scheduler. None where nothing was seen.
+/// Draws one test as SVG, a line of steps per scheduler; None if no run was watched.
 pub fn render(report: &Report, test: (&str, &str)) -> Result<Option<String>> {
     let schedulers = report.schedulers();
     let lines: Vec<(usize, &str, &Occupancy)> = schedulers
@@ -92,7 +93,7 @@ pub fn render(report: &Report, test: (&str, &str)) -> Result<Option<String>> {
         .with_context(|| format!("drawing the busy CPUs of {} {}", test.0, test.1))
 }
 
-/// From the time of the point before to its own, each point's height.
+/// The corners of the line: each point's height holds from the time of the point before to its own.
 fn steps(points: &Occupancy) -> Vec<(f64, f64)> {
     let starts = std::iter::once(0.0).chain(points.iter().map(|(end, _)| *end));
     starts
@@ -138,7 +139,7 @@ mod tests {
     use crate::report::tests::report_of;
     use std::process::Command;
 
-    /// What is behind the output of a command on four CPUs, of which so many are busy in each 50 ms.
+    /// The output of a watched command on four CPUs, of which `busy` CPUs are busy in each 50 ms.
     fn seen(busy: &[f64]) -> String {
         let (mut user, mut idle) = (1000.0, 5000.0);
         let line = |user: f64, idle: f64| format!("cpu  {user} 0 0 {idle} 0 0 0 0 0 0\n");

@@ -63,7 +63,8 @@ pub(crate) struct Measure {
     /// else tiny2, or vt16 in virtual time]
     #[arg(long, value_name = "NAME|FILE")]
     pub(crate) machine: Option<String>,
-    /// Kernel of the guest: a series (`magpie lab kernels`) or a bzImage [default: the newest series]
+    /// Kernel of the guest: a series (`magpie lab kernels`) or a bzImage [default: the newest
+    /// series]
     #[arg(long, value_name = "SERIES|FILE")]
     pub(crate) kernel: Option<String>,
     /// Configuration of a kernel that is given as a file

@@ -1,9 +1,9 @@
-//! `magpie bench peers`: other schedulers to measure against, built from their published crates.
+//! `magpie bench peers`: published schedulers to measure against, built from their crates.
 //!
-//! They go to `target/peers`, where `--sched` looks for them: nothing of the host is changed. A
-//! scheduler's crate compiles BPF, so it needs what our own build needs, and is given the same
-//! compiler: `scripts/bpf-clang`, and the libclang that belongs to it. (`cargo install` ignores the
-//! source tree's `.cargo/config.toml`, so it must be told.)
+//! They are installed in `target/peers`, where `--sched` finds them; the host is not changed. Their
+//! crates compile BPF as ours does, so they get the same compiler: `scripts/bpf-clang`, and its
+//! libclang. The environment passes both, because `cargo install` ignores the source tree's
+//! `.cargo/config.toml`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -17,7 +17,8 @@ use find_libclang::find_libclang;
 #[path = "../../scheduler/find_libclang.rs"]
 mod find_libclang;
 
-/// Published schedulers and what they are about. Any other crate of the same kind can be installed too.
+/// The published schedulers that `list` shows, each with its idea. Other crates can be installed
+/// too.
 const KNOWN: [(&str, &str); 8] = [
     (
         "scx_beerland",
@@ -41,7 +42,7 @@ const KNOWN: [(&str, &str); 8] = [
     ("scx_tickless", "few ticks, decisions on few CPUs"),
 ];
 
-/// What building needs beside cargo and clang: a program or a header, and the Debian package it is in.
+/// Programs and headers that a build needs besides cargo and clang, each with its Debian package.
 const NEEDED: [(&str, &str); 5] = [
     ("cc", "gcc"),
     ("make", "make"),
@@ -50,7 +51,7 @@ const NEEDED: [(&str, &str); 5] = [
     ("/usr/include/zlib.h", "zlib1g-dev"),
 ];
 
-/// Other schedulers, to measure against.
+/// Install and list published schedulers to measure against
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -70,7 +71,7 @@ struct Install {
     /// Crates, such as scx_cosmos or scx_cosmos@1.1.4
     #[arg(required = true, value_name = "CRATE")]
     crates: Vec<String>,
-    /// Build again what is there: the newest version, unless one is named
+    /// Build even if it is installed: the newest version, unless CRATE names one
     #[arg(long)]
     force: bool,
 }
@@ -95,12 +96,12 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Where peers are installed; their programs are in `bin` below.
+/// The folder where peers are installed; their programs are in its `bin`.
 fn folder(tree: &Path) -> PathBuf {
     tree.join("target/peers")
 }
 
-/// A crate, perhaps of one version.
+/// A crate, of a certain version if `version` is given.
 #[derive(Debug, PartialEq, Eq)]
 struct Peer<'a> {
     name: &'a str,
@@ -126,12 +127,12 @@ impl<'a> Peer<'a> {
         Ok(Self { name, version })
     }
 
-    /// What the installed program says of itself, if it is what is asked for.
+    /// The version line of the installed program, if it is the version that is asked for.
     fn installed(&self, root: &Path) -> Option<String> {
         version_of(&root.join("bin").join(self.name)).filter(|found| self.is_satisfied_by(found))
     }
 
-    /// Is the installed program, which says `found` of itself, what is asked for?
+    /// Is an installed program with the version line `found` what is asked for?
     fn is_satisfied_by(&self, found: &str) -> bool {
         self.version
             .is_none_or(|wanted| found.split(&[' ', '-'][..]).any(|word| word == wanted))
@@ -152,7 +153,7 @@ fn install_all(tree: &Path, peers: &[Peer], force: bool) -> Result<()> {
     }
     check_needed()?;
     let clang = find_clang(tree)?;
-    // One folder for all of them, because most of what they consist of is the same.
+    // One folder for all builds, because the crates share most dependencies.
     std::fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
     let build = tempfile::Builder::new()
         .prefix("build-")
@@ -182,11 +183,11 @@ fn install_all(tree: &Path, peers: &[Peer], force: bool) -> Result<()> {
     Ok(())
 }
 
-/// The command that builds and installs one.
+/// The command that builds and installs a peer.
 fn command(peer: &Peer, root: &Path, build: &Path, clang: &Path) -> Command {
     let mut cargo = Command::new("cargo");
     cargo.args(["install", "--locked"]);
-    // A program that was copied there, or is of another version, is replaced.
+    // Replaces a program of another version, and one that cargo did not install.
     cargo.arg("--force").arg("--root").arg(root);
     cargo.arg("--target-dir").arg(build).arg(peer.name);
     if let Some(version) = peer.version {
@@ -201,6 +202,7 @@ fn command(peer: &Peer, root: &Path, build: &Path, clang: &Path) -> Command {
     cargo
 }
 
+/// Refuses to build if a program or header is missing, and names its package.
 fn check_needed() -> Result<()> {
     ensure!(
         which::which("cargo").is_ok(),
@@ -223,7 +225,8 @@ fn check_needed() -> Result<()> {
     Ok(())
 }
 
-/// The compiler of our own BPF side: `BPF_CLANG` where it is set, else what scripts/bpf-clang finds.
+/// The compiler of our own BPF side: `BPF_CLANG` where it is set, else what scripts/bpf-clang
+/// finds.
 fn find_clang(tree: &Path) -> Result<PathBuf> {
     let clang = match std::env::var_os("BPF_CLANG") {
         Some(clang) => PathBuf::from(clang),
@@ -244,7 +247,7 @@ fn find_clang(tree: &Path) -> Result<PathBuf> {
     Ok(clang)
 }
 
-/// The table of known peers and whatever else is installed.
+/// The table of known peers and of everything else that is installed.
 fn list(root: &Path) -> String {
     let mut names: Vec<(String, &str)> = KNOWN
         .iter()

@@ -1,4 +1,4 @@
-//! Where workloads run: on this host, or in a guest of the lab. The runner sees only [`Place`].
+//! Where workloads run: on this host, or in a guest of the lab. The runner knows only [`Place`].
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,30 +20,33 @@ use serde_json::Value;
 pub struct Ran {
     /// Exit code; 0 is success.
     pub code: i32,
-    /// Standard output and standard error together, in the order in which they came.
+    /// Standard output and standard error together, in the order of their writes.
     pub output: String,
     /// How long it ran, on the clock of the place.
     pub seconds: f64,
 }
 
-/// Somewhere to run commands and schedulers.
+/// A machine that runs commands and schedulers.
 pub trait Place {
-    /// What the report says about the machine.
+    /// What a result file says about the machine.
     fn machine(&self) -> BTreeMap<String, Value>;
     /// The kernel release.
     fn kernel(&self) -> String;
-    /// Runs a command. An exit code is no error; not ending within `timeout` is one.
+    /// Runs a command until it ends.
+    ///
+    /// # Errors
+    /// If it cannot be started or does not end within `timeout`. A bad exit code is no error.
     fn run(&mut self, argv: &[String], timeout: Duration) -> Result<Ran>;
     /// Reads a file of /proc or /sys.
     fn read(&mut self, path: &str) -> Result<String>;
     /// Starts a scheduler and waits until the kernel has enabled it.
     fn start_scheduler(&mut self, argv: &[String]) -> Result<()>;
-    /// Stops it and waits until the kernel is back on its own.
+    /// Stops the scheduler and waits until the kernel uses its own again.
     ///
     /// # Errors
-    /// When it had ended by itself, with the kernel's reason.
+    /// If the scheduler had already ended; with the kernel's reason.
     fn stop_scheduler(&mut self) -> Result<()>;
-    /// Why the scheduler ended by itself; None while it runs.
+    /// The reason why the scheduler ended without being stopped; None while it runs.
     fn scheduler_died(&mut self) -> Result<Option<String>>;
 }
 
@@ -54,7 +57,7 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// Boots.
+    /// Boots a guest.
     pub fn boot(options: &GuestOptions) -> Result<Self> {
         let guest = Guest::boot(options)?;
         let machine = BTreeMap::from([
@@ -122,8 +125,8 @@ pub struct Host {
     scheduler: Option<HostScheduler>,
 }
 
-/// A scheduler that was started on this host; stopped when dropped, so that the host is back on the
-/// kernel's own scheduler however the bench ends.
+/// A scheduler that was started on this host. It is stopped when it is dropped, so that the host
+/// uses the kernel's own scheduler again, however the bench ends.
 struct HostScheduler {
     process: Child,
     log: tempfile::NamedTempFile,
@@ -131,11 +134,12 @@ struct HostScheduler {
 
 const STATE: &str = "/sys/kernel/sched_ext/state";
 
-/// CPUs of this host that we may use.
+/// The number of this host's CPUs that this process may use.
 pub fn host_cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// `enabled` while a sched_ext scheduler is loaded on this host.
 fn sched_ext_state() -> String {
     fs::read_to_string(STATE)
         .unwrap_or_default()
@@ -144,7 +148,10 @@ fn sched_ext_state() -> String {
 }
 
 impl Host {
-    /// This host, provided that no scheduler is loaded: the baseline would not be one.
+    /// This host.
+    ///
+    /// # Errors
+    /// If a sched_ext scheduler is loaded already, because the baseline must be the kernel's own.
     pub fn new() -> Result<Self> {
         if sched_ext_state() == "enabled" {
             let name = fs::read_to_string("/sys/kernel/sched_ext/root/ops").unwrap_or_default();
@@ -156,7 +163,10 @@ impl Host {
         Ok(Self::default())
     }
 
-    /// Refuses what cannot work before anything is measured.
+    /// Checks that this host can load a scheduler, so that a run fails before it measures anything.
+    ///
+    /// # Errors
+    /// If the kernel has no sched_ext, or this process is not root.
     pub fn check_schedulers_possible() -> Result<()> {
         if !Path::new(STATE).exists() {
             bail!(
@@ -204,8 +214,8 @@ impl Place for Host {
         let [program, arguments @ ..] = argv else {
             bail!("an empty command")
         };
-        // A file, not a pipe: a full pipe would stop the workload. A process group of its own, so
-        // that all of a workload's processes can be ended.
+        // A file and not a pipe, because a full pipe would block the workload. A process group of
+        // its own, so that a kill reaches all processes of the workload.
         let log = tempfile::NamedTempFile::new().context("make a temporary file")?;
         let started = Instant::now();
         let mut child = Command::new(program)
@@ -230,8 +240,8 @@ impl Place for Host {
                     timeout.as_secs()
                 );
             }
-            // Long enough to disturb nothing, short enough for workloads that do not measure their
-            // own time.
+            // Long enough not to disturb the workload, short enough for a metric that is the time
+            // of the run.
             std::thread::sleep(Duration::from_millis(2));
         };
         let seconds = started.elapsed().as_secs_f64();
@@ -331,15 +341,15 @@ impl HostScheduler {
 impl Drop for HostScheduler {
     fn drop(&mut self) {
         if matches!(self.process.try_wait(), Ok(None)) && self.stop().is_err() {
-            // The kernel unloads a scheduler whose process is gone.
+            // The kernel unloads the scheduler when its process is gone.
             let _ = self.process.kill();
             let _ = self.process.wait();
         }
     }
 }
 
-/// The search path, with the folder of this program before it: scripts of workloads name our load
-/// generators.
+/// PATH with the folder of this program in front, because scripts of workloads call our load
+/// generators by name.
 fn path_with_our_programs() -> std::ffi::OsString {
     let ours = std::env::current_exe()
         .ok()
@@ -349,11 +359,12 @@ fn path_with_our_programs() -> std::ffi::OsString {
     std::env::join_paths(folders).unwrap_or(path.clone())
 }
 
-/// A handle with the same position: two streams that are written through it do not overwrite each other.
+/// Another handle with the same file position, so that two streams do not overwrite each other.
 fn shared(log: &tempfile::NamedTempFile) -> Result<fs::File> {
     log.as_file().try_clone().context("open a temporary file")
 }
 
+/// Everything that was written to the file; if it cannot be read, the reason.
 fn read_log(log: &tempfile::NamedTempFile) -> String {
     let mut bytes = Vec::new();
     let read = log

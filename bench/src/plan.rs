@@ -1,5 +1,5 @@
-//! What a command line asks for, found out before a guest is booted or a file is written: cases,
-//! schedulers, programs, the machine.
+//! Turns a command line into cases, schedulers, programs and a machine, and fails before a guest is
+//! booted or a file is written.
 
 use std::path::{Path, PathBuf};
 
@@ -20,22 +20,25 @@ use crate::workload::{self, Case, Parameters, Workload};
 const MACHINE: &str = "tiny2";
 const VIRTUAL_TIME_MACHINE: &str = "vt16";
 
-/// What to measure, and where.
+/// The suite to measure, and the place for it.
 pub struct Plan {
     /// Schedulers, cases and rounds.
     pub suite: Suite,
     /// The suites that it came from.
     pub suites: Vec<Definition>,
-    /// What the report keeps of it, to run it again.
+    /// The options that the result file keeps, to run it again.
     pub options: Values,
     machine: Option<Machine>,
     programs: Vec<PathBuf>,
-    /// Where workloads keep files on this host; removed with the plan.
+    /// The folder for the workloads' files on this host; removed when the plan is dropped.
     _folder: Option<tempfile::TempDir>,
 }
 
 impl Plan {
     /// Makes the plan.
+    ///
+    /// # Errors
+    /// If the command line names what does not exist or does not fit together; with the remedy.
     pub(crate) fn new(args: &Measure) -> Result<Self> {
         let suites = suite::find(&args.suite)?;
         let machine = choose_machine(args, &suites)?;
@@ -72,7 +75,7 @@ impl Plan {
         })
     }
 
-    /// Boots the guest, or makes sure that this host will do.
+    /// Boots the guest, or checks that this host can be measured.
     pub(crate) fn open_place(&self, args: &Measure) -> Result<Box<dyn Place>> {
         let Some(machine) = &self.machine else {
             if self.suite.candidates.iter().any(|c| !c.is_baseline()) {
@@ -111,7 +114,7 @@ fn schedulers<'a>(suite: &'a Suite, programs: &'a [PathBuf]) -> impl Iterator<It
     })
 }
 
-/// The guest's machine; None on the host.
+/// The guest's machine, from the command line, the suites or the default; None on the host.
 fn choose_machine(args: &Measure, suites: &[Definition]) -> Result<Option<Machine>> {
     let name = match (&args.machine, args.place) {
         (Some(machine), Where::Host) => {
@@ -136,7 +139,7 @@ fn choose_machine(args: &Measure, suites: &[Definition]) -> Result<Option<Machin
     Ok(Some(machine))
 }
 
-/// The workloads and cases that were asked for, each case once.
+/// The workloads and cases of the suites and of `--workload`, each case once.
 fn choose_work(
     args: &Measure,
     suites: &[Definition],
@@ -176,7 +179,7 @@ fn choose_work(
                 names.join(", ")
             );
         };
-        // The command line's word is the last one.
+        // Parameters of the command line override those of a suite.
         parameters.extend(chosen.clone());
         let cases = workload.cases(&parameters, cpus)?;
         match work.iter_mut().find(|(other, _)| other.name == *name) {
@@ -200,6 +203,7 @@ fn choose_work(
     Ok(work)
 }
 
+/// Reads `--set`, `--groups` and `--loops` into lists of values.
 fn parse_parameters(args: &Measure) -> Result<Parameters> {
     let mut parameters = Parameters::new();
     let short = [("groups", &args.groups), ("loops", &args.loops)];
@@ -229,7 +233,8 @@ fn parse_parameters(args: &Measure) -> Result<Parameters> {
     Ok(parameters)
 }
 
-/// Programs to copy into a guest; in the suite, each command's first word becomes what is run there.
+/// Finds the programs of all schedulers and workloads, and puts their paths, in the guest or on
+/// this host, into the suite's commands. Returns those that must be copied into the guest.
 fn find_programs(place: Where, suite: &mut Suite) -> Result<Vec<PathBuf>> {
     let mut programs: Vec<PathBuf> = Vec::new();
     let mut put = |program: PathBuf| -> Result<String> {
@@ -259,7 +264,7 @@ fn find_programs(place: Where, suite: &mut Suite) -> Result<Vec<PathBuf>> {
     }
     for (workload, cases) in &mut suite.work {
         for name in workload.programs() {
-            // In a guest, a program of a Debian package comes with the package.
+            // A guest has the programs of Debian packages from the packages themselves.
             if place != Where::Host && workload.package.is_some() && !is_ours(name) {
                 continue;
             }
@@ -281,7 +286,7 @@ fn find_programs(place: Where, suite: &mut Suite) -> Result<Vec<PathBuf>> {
     Ok(programs)
 }
 
-/// Is it built here, whatever packages its workload also needs?
+/// Is this program built in this tree? Its workload may need packages in addition.
 fn is_ours(program: &str) -> bool {
     program.starts_with("magpie-")
 }

@@ -1,8 +1,7 @@
 //! A result file as a picture: bars normalized to the baseline, with the range of the samples.
 //!
-//! SVG, because it is text: it opens without a network, scales, and fits in a README. The drawing is
-//! plotters' (the most used plotting crate of the language, alive), with only its SVG backend, which
-//! needs no fonts or libraries on the machine that draws.
+//! It is SVG, because that scales, fits into a README and changes line by line. plotters draws,
+//! with its SVG backend only, which needs no fonts or libraries on the machine.
 
 use std::path::Path;
 
@@ -15,12 +14,13 @@ use crate::report::{BASELINE, Report};
 use crate::stats::{Average, Better};
 use crate::table::relate;
 
-/// Width of a group of bars; the rest of the unit is the gap to the next group.
+/// Width of a group of bars, of 1 from a group to the next; the rest is the gap.
 const GROUP_WIDTH: f64 = 0.8;
 const WIDTH: u32 = 860;
 const HEIGHT: u32 = 420;
 
-/// Told apart in print and by people who do not see all colours: light and dark alternate.
+/// Light and dark alternate, so that neighbours differ in print and for people who are
+/// colour-blind.
 pub(crate) const COLOURS: [RGBColor; 6] = [
     RGBColor(160, 160, 160),
     RGBColor(0, 90, 181),
@@ -45,7 +45,7 @@ pub(crate) fn draw_svg(size: (u32, u32), draw: impl FnOnce(&Area) -> Result<()>)
     Ok(svg)
 }
 
-/// The drawing library's error, which is none that others can hold.
+/// The drawing library's error as an error of this program.
 pub(crate) fn failed(error: DrawingAreaErrorKind<std::io::Error>) -> anyhow::Error {
     anyhow!("{error}")
 }
@@ -76,7 +76,7 @@ struct Bar {
 /// Draws a report and writes the picture as SVG; `-` is standard output.
 ///
 /// # Errors
-/// When the report has nothing to compare, or the file cannot be written.
+/// If the report has no samples to compare, or the file cannot be written.
 pub fn write(report: &Report, path: &Path) -> Result<()> {
     let svg = render(report)?;
     file::write(path, &svg).context("write the plot")

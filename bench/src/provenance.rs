@@ -19,7 +19,7 @@ const COMMIT: &str = "commit";
 const COMMAND_LINE: &str = "command_line";
 const VERSIONS: &str = "versions";
 
-/// What a file that an older version wrote has in place of a value.
+/// Stands for a value that a file of an older version does not have.
 const NOT_RECORDED: &str = "not recorded: an older version wrote this file";
 
 /// Prose of the pages is this wide at most.
@@ -41,7 +41,8 @@ pub fn record<'a>(options: &mut Values, programs: impl Iterator<Item = &'a Path>
 }
 
 /// The commit of the source tree that the working directory or this program is in, with `-dirty`
-/// behind it if a tracked file outside `docs/` is changed; `unknown` outside a tree, or without git.
+/// behind it if a tracked file outside `docs/` is changed; `unknown` outside a tree, or without
+/// git.
 ///
 /// Pages and results do not count, because no program is built from them, and `make results` writes
 /// them while it measures.
@@ -92,8 +93,8 @@ fn command_line(mut words: impl Iterator<Item = String>) -> String {
     shell_words::join(kept)
 }
 
-/// What a program prints of its version, such as `scx_cosmos 1.1.7 x86_64-unknown-linux-gnu`; None if
-/// it does not run or prints nothing.
+/// The version line of a program, such as `scx_cosmos 1.1.7 x86_64-unknown-linux-gnu`; None if it
+/// does not run or prints nothing.
 pub fn version_of(program: &Path) -> Option<String> {
     let output = Command::new(program)
         .arg("--version")
@@ -105,7 +106,7 @@ pub fn version_of(program: &Path) -> Option<String> {
     (output.status.success() && !line.is_empty()).then(|| line.to_string())
 }
 
-/// What a result file says of where it comes from.
+/// The provenance that a result file records.
 #[derive(Clone, Copy, Debug)]
 pub struct Origin<'a> {
     /// Where it ran, as the report has it.

@@ -1,8 +1,7 @@
 //! Published results beside ours: `--compare reference/FILE.csv`.
 //!
-//! The published tables were posted in different shapes; each is reduced to what can be put beside
-//! another machine's figures: how much better a variant was than the kernel of its time, in percent.
-//! Absolute times of other people's machines say nothing about ours.
+//! The tables were published in different forms. Each is reduced to improvements in percent over
+//! the kernel of its time, because absolute times of another machine say nothing about this one.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,11 +15,11 @@ use crate::table::{Align, Style, relate, write_lines};
 /// One published figure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Published {
-    /// As it was posted; its first word is compared with our workload's name.
+    /// The name as published; its first word is compared with our workload's name.
     pub workload: String,
-    /// hackbench groups and the like, where the workload has them.
+    /// The number that tells sizes of a workload apart, such as hackbench's groups.
     pub size: Option<u32>,
-    /// What was measured against the baseline: `new`, `patch`, `push_only`.
+    /// The kernel that was compared with the baseline: `new`, `patch`, `push_only`.
     pub variant: String,
     /// Percent by which it was better than the baseline; negative is worse.
     pub improvement: f64,
@@ -29,7 +28,8 @@ pub struct Published {
 /// Reads one of the files in `reference/`.
 ///
 /// # Errors
-/// When the file cannot be read, its columns are of none of the known shapes, or a number is none.
+/// If the file cannot be read, its columns have none of the known forms, or a field is not a
+/// number.
 pub fn load(path: &Path) -> Result<Vec<Published>> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
@@ -56,10 +56,10 @@ const BUILT_IN: [(&str, &str); 4] = [
     ),
 ];
 
-/// Our workloads' names, and what a published table calls them where that is another word.
+/// Our workloads' names, and their names in a published table where those differ.
 pub type Names = BTreeMap<String, String>;
 
-/// One of the files in `reference/`, which a suite names.
+/// The table that a suite names: a file of `reference/`.
 pub fn built_in(name: &str) -> Result<Vec<Published>> {
     match BUILT_IN.iter().find(|(known, _)| *known == name) {
         Some((_, text)) => parse(text).with_context(|| format!("the published table {name}")),
@@ -114,6 +114,7 @@ fn parse(text: &str) -> Result<Vec<Published>> {
         .collect()
 }
 
+/// Percent by which a value is better than the baseline, of which it is `normalized` times.
 fn improvement(better: &str, normalized: f64) -> Result<f64> {
     Ok(100.0
         * match better {
@@ -123,7 +124,7 @@ fn improvement(better: &str, normalized: f64) -> Result<f64> {
         })
 }
 
-/// The first number in a text such as `4-groups`.
+/// The first number in a text: 4 in `4-groups`.
 fn size_in(text: &str) -> Option<u32> {
     text.split(|c: char| !c.is_ascii_digit())
         .find(|digits| !digits.is_empty())?
@@ -131,7 +132,7 @@ fn size_in(text: &str) -> Option<u32> {
         .ok()
 }
 
-/// Seconds of hackbench, by groups, under a baseline and a new kernel.
+/// Reads a row of hackbench times under a new kernel; None for a row of the baseline.
 fn read_times(table: &Table, row: &csv::StringRecord) -> Result<Option<Published>> {
     let variant = table.get(row, "kernel")?;
     if variant == "baseline" {
@@ -155,7 +156,7 @@ fn read_times(table: &Table, row: &csv::StringRecord) -> Result<Option<Published
     }))
 }
 
-/// Percentages of the baseline's aggregate.
+/// Reads a row in percent of the baseline; None for a row of the baseline.
 fn read_relative(table: &Table, row: &csv::StringRecord) -> Result<Option<Published>> {
     let variant = table.get(row, "variant")?;
     if variant == BASELINE {
@@ -170,7 +171,7 @@ fn read_relative(table: &Table, row: &csv::StringRecord) -> Result<Option<Publis
     }))
 }
 
-/// The kernel list's own form, normalized to `tip`.
+/// Reads a row in the form of the kernel list, normalized to `tip`; None for a row of `tip`.
 fn read_improvements(table: &Table, row: &csv::StringRecord) -> Result<Option<Published>> {
     let variant = table.get(row, "variant")?;
     if variant == "tip" {
@@ -184,7 +185,7 @@ fn read_improvements(table: &Table, row: &csv::StringRecord) -> Result<Option<Pu
     }))
 }
 
-/// Relative throughput of virtual machines, with and without the series.
+/// Reads a row of a virtual machine's throughput with and without the patches.
 fn read_series(table: &Table, row: &csv::StringRecord) -> Result<Option<Published>> {
     let normalized = table.number(row, "with_series")? / table.number(row, "baseline")?;
     Ok(Some(Published {
@@ -195,10 +196,10 @@ fn read_series(table: &Table, row: &csv::StringRecord) -> Result<Option<Publishe
     }))
 }
 
-/// Our improvements over EEVDF beside the published ones, for all tests that both have.
+/// A table of our improvements over EEVDF beside the published ones, for all tests that both have.
 ///
 /// # Errors
-/// When they have no test in common.
+/// If they have no test in common.
 pub fn render(
     report: &Report,
     published: &[Published],

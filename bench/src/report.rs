@@ -1,7 +1,7 @@
-//! What a bench run leaves behind: the result file.
+//! The result file of a run.
 //!
-//! A result file holds the raw samples and everything needed to repeat the run. Tables, verdicts
-//! and comparisons are computed from it, never stored in it, so that a better statistic can be
+//! It has the raw samples and everything that is needed to repeat the run. Tables, verdicts and
+//! comparisons are computed from it and never stored in it, so that a better statistic can be
 //! applied to old files.
 
 use std::collections::BTreeMap;
@@ -15,10 +15,10 @@ use crate::file;
 use crate::provenance::{Origin, Values};
 use crate::stats::Better;
 
-/// Version of the result file's format. Raised when a reader of the old one would misread it.
+/// Version of the result file's format. It is raised when an old reader would misread a new file.
 pub const SCHEMA: u32 = 1;
 
-/// The name under which results without any sched_ext scheduler are listed; always the baseline.
+/// The name of the baseline in reports: the kernel without a sched_ext scheduler.
 pub const BASELINE: &str = "eevdf";
 
 /// A result file. Readers ignore keys that they do not know.
@@ -26,27 +26,28 @@ pub const BASELINE: &str = "eevdf";
 pub struct Report {
     /// Format version, see [`SCHEMA`].
     pub schema: u32,
-    /// Where it ran: "in" is `host` or `vm`, the rest says which machine.
+    /// Where it ran: "in" is `host` or `vm`, the other keys describe the machine.
     pub machine: Values,
     /// Kernel release that ran the workloads.
     pub kernel: String,
     /// Seconds since the epoch at the start of the run.
     #[serde(default)]
     pub started_unix: u64,
-    /// False until every round has run: an interrupted or failed run leaves a valid, partial file.
+    /// True once every round has run. An interrupted or failed run leaves a valid file without it.
     #[serde(default)]
     pub complete: bool,
-    /// The command line's options and program versions, to run it again.
+    /// The options of the command line, commit and program versions, to run it again.
     #[serde(default)]
     pub options: Values,
     /// One entry per workload case, metric and scheduler.
     pub results: Vec<Row>,
 }
 
-/// Percentiles of one run: a percentage, and within what (in the metric's unit) so many were done.
+/// Percentiles of one run: a percentage of the requests, and the time, in the metric's unit, within
+/// which they were done.
 pub type Curve = Vec<(f64, f64)>;
 
-/// The time since the start in seconds, and how many CPUs were busy until then from the point before.
+/// Points of (seconds since the start, CPUs that were busy since the point before).
 pub type Occupancy = Vec<(f64, f64)>;
 
 /// The samples of one metric of one workload case under one scheduler.
@@ -65,22 +66,22 @@ pub struct Row {
     /// Which direction is an improvement.
     #[serde(default)]
     pub better: Better,
-    /// One for each round, where the metric is a percentile: all of them.
+    /// All percentiles, one curve for each round, if the metric is a percentile.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub curves: Vec<Curve>,
-    /// Of the first metric of a case: how many CPUs were busy over the time of the warm-up run.
+    /// Busy CPUs over the time of the warm-up run; only in the row of a case's first metric.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub occupancy: Occupancy,
-    /// What the kernel and the scheduler counted, mean per run.
+    /// Counters of the kernel and of the scheduler, mean per run.
     #[serde(default)]
     pub counters: BTreeMap<String, f64>,
-    /// Why this row has fewer samples than asked for; absent when nothing went wrong.
+    /// The reason why this row has fewer samples than asked for; absent if nothing failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
 }
 
 impl Row {
-    /// What a row is about, apart from the scheduler.
+    /// Workload and case: rows of the same test differ in the scheduler only.
     pub fn test(&self) -> (&str, &str) {
         (&self.workload, &self.case)
     }
@@ -107,12 +108,12 @@ impl Report {
             .find(|r| r.test() == test && r.scheduler == scheduler)
     }
 
-    /// The tests of the report, each once, in the order in which they were run.
+    /// The tests of the report, each once, in the order of their runs.
     pub fn tests(&self) -> Vec<(&str, &str)> {
         distinct(self.results.iter().map(Row::test))
     }
 
-    /// The schedulers of the report, the baseline first, then in the order in which they were run.
+    /// The schedulers of the report: the baseline, then the others in the order of the first round.
     pub fn schedulers(&self) -> Vec<&str> {
         let mut names = distinct(self.results.iter().map(|r| r.scheduler.as_str()));
         names.sort_by_key(|name| *name != BASELINE);
@@ -125,7 +126,7 @@ impl Report {
     /// If the file cannot be read, or is not a result file of this format.
     pub fn load(path: &Path) -> Result<Self> {
         let text = file::read(path)
-            .context("read a result file; `magpie bench --json FILE` writes one")?;
+            .context("no result file to read; `magpie bench --json FILE` writes one")?;
         Self::parse(&text, path)
     }
 
@@ -173,6 +174,7 @@ pub(crate) fn now_unix() -> u64 {
     now.map_or(0, |since| since.as_secs())
 }
 
+/// The items without repetitions, in their order.
 fn distinct<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
     let mut seen = Vec::new();
     for item in items {

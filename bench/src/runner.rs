@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   round 0 (warm-up, dropped;   A: w1 w2 w3   B: w1 w2 w3   C: ...
-//!            somebody looks on)
+//!            busy CPUs watched)
 //!   round 1                      B: ...        C: ...        A: ...
 //!   round 2                      C: ...        A: ...        B: ...
 //! ```
 //!
-//! Interleaved, because a host drifts (other load, temperature, page cache): what drifts hits all
-//! schedulers alike. The order rotates, so that none always runs behind the same other one. After
-//! each scheduler's turn the report is complete up to there and can be saved.
+//! Schedulers are interleaved, because a host drifts (other load, temperature, page cache) and all
+//! schedulers must see the same drift. The order rotates, so that no scheduler always runs behind
+//! the same other one. After each scheduler's turn the report is consistent and is saved.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,7 +26,7 @@ use crate::report::{BASELINE, Curve, Occupancy, Report, Row};
 use crate::shard;
 use crate::workload::{Case, Metric, Workload};
 
-/// What to measure.
+/// Schedulers, workloads and rounds of a measurement.
 pub struct Suite {
     /// The baseline first.
     pub candidates: Vec<Candidate>,
@@ -36,7 +36,7 @@ pub struct Suite {
     pub rounds: usize,
 }
 
-/// Where a run stands, for whoever shows it.
+/// How far a run is.
 pub struct Step<'a> {
     /// 0 is the warm-up.
     pub round: usize,
@@ -46,13 +46,13 @@ pub struct Step<'a> {
     pub what: String,
 }
 
-/// Hears about the progress, and gets the report to save it.
+/// Shows the progress of a run, and saves its report.
 pub trait Watcher {
-    /// A run begins.
+    /// A workload is about to run.
     fn step(&mut self, step: &Step);
-    /// A run has ended (or was left out, because its scheduler had failed).
+    /// A workload has run, or was left out because its scheduler or input had failed.
     fn done(&mut self);
-    /// A scheduler's turn is over: the report is consistent now.
+    /// A scheduler's turn is over, and the report is consistent.
     fn save(&mut self, report: &Report) -> Result<()>;
     /// Something failed.
     fn warn(&mut self, message: &str);
@@ -71,7 +71,7 @@ struct Cell {
 }
 
 impl Suite {
-    /// Runs of workloads in all, for the progress bar.
+    /// The number of runs of workloads, warm-up included.
     pub fn runs(&self) -> usize {
         (self.rounds + 1)
             * self.candidates.len()
@@ -82,12 +82,12 @@ impl Suite {
                 .sum::<usize>()
     }
 
-    /// Runs everything into `report`. A scheduler or workload that fails marks its rows and is left
-    /// out from then on.
+    /// Runs everything into `report`. If a scheduler or workload fails, its rows are marked, and it
+    /// is left out from then on.
     ///
     /// # Errors
-    /// When the place itself fails (the guest hangs), on Ctrl-C, or when the report cannot be saved.
-    /// What was measured before is in `report` all the same.
+    /// If the place itself fails (the guest hangs), on Ctrl-C, or if the report cannot be saved.
+    /// The samples until then are in `report`.
     pub fn run(
         &self,
         place: &mut dyn Place,
@@ -121,8 +121,8 @@ impl Suite {
         Ok(())
     }
 
-    /// Makes the inputs of the cases, under the kernel's own scheduler. A case whose input cannot be
-    /// made fails under all schedulers alike.
+    /// Makes the inputs of the cases, under the kernel's own scheduler. A case whose input cannot
+    /// be made fails under all schedulers alike.
     fn prepare(
         &self,
         place: &mut dyn Place,
@@ -230,7 +230,7 @@ impl Suite {
             for cell in cells.iter_mut() {
                 cell.failed.get_or_insert_with(|| why.clone());
             }
-            // Reaps it; that it is dead is known.
+            // Reaps the process. Its error is ignored, because the scheduler is known to be dead.
             let _ = place.stop_scheduler();
         } else if started && let Err(error) = place.stop_scheduler() {
             stop_if_interrupted()?;
@@ -242,7 +242,7 @@ impl Suite {
         Ok(())
     }
 
-    /// Makes the report's rows anew from what was collected.
+    /// Makes the report's rows anew from the cells.
     fn fill(&self, report: &mut Report, cells: &[Vec<Cell>]) {
         report.results.clear();
         let mut column = 0;
@@ -294,15 +294,15 @@ fn stop_if_interrupted() -> Result<()> {
     }
 }
 
-/// What one run yielded.
+/// The result of one run.
 struct Measured {
     metrics: Vec<(f64, Option<Curve>)>,
     counters: Counters,
-    /// Empty unless somebody looked on.
+    /// Empty unless the run was watched.
     occupancy: Occupancy,
 }
 
-/// One run: its metrics, and what was counted meanwhile.
+/// Runs a case once, and reads its metrics and the counters of that time.
 fn measure(
     place: &mut dyn Place,
     workload: &Workload,
@@ -310,8 +310,8 @@ fn measure(
     candidate: &Candidate,
     is_watched: bool,
 ) -> Result<Measured> {
-    // The kernel's counters next to the run: to ask the scheduler for its own takes CPU time, in
-    // which a machine of many CPUs mostly idles.
+    // Outside the reads of the kernel's counters, because asking the scheduler takes CPU time on
+    // one CPU, during which a machine of many CPUs idles.
     let own = read_own(place, candidate);
     let mut before = read_kernel(place);
     before.add_scheduler(&own);
@@ -342,14 +342,15 @@ fn measure(
     })
 }
 
-/// Counters explain a result, they are not it: what cannot be read is left out.
+/// The kernel's counters. A file that cannot be read is left out, because counters only explain a
+/// result.
 fn read_kernel(place: &mut dyn Place) -> Reading {
     let stat = place.read("/proc/stat").unwrap_or_default();
     let schedstat = place.read("/proc/schedstat").unwrap_or_default();
     Reading::parse(&stat, &schedstat)
 }
 
-/// What scx_magpie counts itself; null of another scheduler.
+/// The counters that scx_magpie prints; null for another scheduler.
 fn read_own(place: &mut dyn Place, candidate: &Candidate) -> serde_json::Value {
     let Some(program) = candidate.argv.first().filter(|_| candidate.is_magpie()) else {
         return serde_json::Value::Null;
@@ -361,7 +362,7 @@ fn read_own(place: &mut dyn Place, candidate: &Candidate) -> serde_json::Value {
     }
 }
 
-/// The options that the report keeps.
+/// The options of a suite that its result file keeps.
 pub fn options(suite: &Suite) -> Values {
     let schedulers: Vec<&str> = suite.candidates.iter().map(|c| c.name.as_str()).collect();
     let commands: Vec<String> = suite

@@ -4,7 +4,7 @@ use super::*;
 use crate::place::Host;
 use crate::workload;
 
-/// Remembers everything.
+/// Keeps all calls.
 #[derive(Default)]
 struct Log {
     steps: Vec<String>,
@@ -40,7 +40,7 @@ fn suite(command: &str, candidates: &[&str]) -> Suite {
     let cases = workload.cases(&BTreeMap::new(), 1).unwrap();
     let candidates = candidates
         .iter()
-        // Without a program each is the host's own scheduler: the order is what is tested.
+        // Without a program each is the host's own scheduler, because only the order is tested.
         .map(|name| Candidate {
             name: (*name).into(),
             argv: Vec::new(),
@@ -79,7 +79,7 @@ fn rounds_are_interleaved_and_rotate_and_the_first_is_dropped() {
             row.counters
         );
     }
-    // Saved after each turn, each time with what there was.
+    // The report was saved after each turn, with all samples until then.
     assert_eq!(log.saved, [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
 }
 

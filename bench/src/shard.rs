@@ -1,10 +1,10 @@
-//! A suite on several machines: `--shard K/N` runs a part of its cases, `magpie bench merge` joins the
-//! results.
+//! A suite on several machines: `--shard K/N` runs a part of its cases, `magpie bench merge` joins
+//! the results.
 //!
-//! The cases are dealt out like cards, so that the cheap and the expensive sizes of a workload do not
-//! end up together. All schedulers of a case run on the same machine: what is compared is never split.
-//! Each shard's file says what the whole was to be, so that joining can refuse what does not belong
-//! together, and puts the cases back in order.
+//! Shard K gets each Nth case, so that cheap and expensive sizes of a workload spread over the
+//! shards. All schedulers of a case run on the same machine, because they are compared with each
+//! other. Each shard's file lists the cases of the whole suite, so that `merge` can refuse files of
+//! different runs and restore the order.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::report::{Report, Row};
 use crate::workload::{Case, Workload};
 
-/// A part of a suite: number `number` of `of`, counted from one.
+/// Part `number` of `of` of a suite, counted from one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
     number: usize,
@@ -47,11 +47,12 @@ impl std::fmt::Display for Shard {
 }
 
 impl Shard {
+    /// Does the case at this index of the whole suite belong to this shard?
     fn has(self, index: usize) -> bool {
         index % self.of == self.number - 1
     }
 
-    /// Leaves this shard's cases in `work`.
+    /// Removes all cases from `work` but those of this shard.
     pub fn choose(self, work: &mut Vec<(Workload, Vec<Case>)>) {
         let mut index = 0;
         for (_, cases) in work.iter_mut() {
@@ -66,14 +67,14 @@ impl Shard {
 
 /// The option under which a report keeps its shard.
 pub const OPTION: &str = "shard";
-/// The option under which a report keeps what the whole suite was: `[workload, case]` in order.
+/// The option under which a report keeps the cases of the whole suite: `[workload, case]` in order.
 pub const CASES: &str = "cases";
 
 /// Joins the shards of one run.
 ///
 /// # Errors
-/// When they are not all shards of one run: another machine, kernel, version or options, one twice,
-/// one missing, or one that did not run to its end.
+/// If they are not all shards of one run: they differ in machine, kernel, version or options; a
+/// shard is there twice, is missing, or did not run to its end.
 pub fn merge(reports: &[(String, Report)]) -> Result<Report> {
     let [(first_name, first), others @ ..] = reports else {
         bail!("there is nothing to merge: name the result files of all shards")
@@ -131,7 +132,7 @@ pub fn merge(reports: &[(String, Report)]) -> Result<Report> {
             results.push((index, row.clone()));
         }
     }
-    // Stable: metrics and schedulers of a case stay in their order.
+    // This sort is stable, so that metrics and schedulers of a case stay in order.
     results.sort_by_key(|(index, _)| *index);
     let mut merged = first.clone();
     merged.options.remove(OPTION);
@@ -145,6 +146,7 @@ pub fn merge(reports: &[(String, Report)]) -> Result<Report> {
     Ok(merged)
 }
 
+/// The shard that a report is.
 fn shard_of(name: &str, report: &Report) -> Result<Shard> {
     let text = report.options.get(OPTION).and_then(Value::as_str);
     let text = text.with_context(|| {
@@ -155,9 +157,11 @@ fn shard_of(name: &str, report: &Report) -> Result<Shard> {
         .with_context(|| format!("{name} names a wrong shard"))
 }
 
+/// The cases of the whole suite, of which a report is a shard.
 fn cases_of(name: &str, report: &Report) -> Result<Vec<(String, String)>> {
     let cases = report.options.get(CASES).cloned().unwrap_or_default();
-    serde_json::from_value(cases).with_context(|| format!("{name} does not say what the whole is"))
+    serde_json::from_value(cases)
+        .with_context(|| format!("{name} does not list the cases of the whole run"))
 }
 
 /// Is the row a metric of this case?
@@ -169,7 +173,7 @@ fn is_of(row: &Row, (workload, case): &(String, String)) -> bool {
             .is_some_and(|rest| rest.is_empty() || rest.starts_with(": "))
 }
 
-/// Refuses results that were measured under different circumstances.
+/// Refuses two reports that differ in machine, kernel or options.
 fn check_comparable(name: &str, report: &Report, other_name: &str, other: &Report) -> Result<()> {
     let differs = |what: &str, one: &Value, two: &Value| {
         format!(

@@ -11,7 +11,7 @@ use crate::stats::{Average, median, variation_percent};
 use crate::table::{Style, render};
 use crate::workload;
 
-/// A machine whose results depend only on what runs: scheduler, command, and how often before.
+/// A machine whose results depend on scheduler, command and number of earlier runs only.
 #[derive(Default)]
 struct Machine {
     scheduler: String,
@@ -87,7 +87,7 @@ parameters = { n = ['1', '2'] }
 metric = [{ unit = 's', better = 'lower', time = true }]
 ";
 
-/// What `magpie bench` measures with or without `--shard`.
+/// The report that `magpie bench` makes with or without `--shard`.
 fn measure(shard: Option<&str>) -> Report {
     let all = workload::load(Some(WORKLOADS)).unwrap();
     let work = all
@@ -145,7 +145,7 @@ fn four_shards_merged_are_one_whole_run() {
             .iter()
             .all(|(_, part)| part.results.len() < whole.results.len())
     );
-    // In whatever order the files are named.
+    // The order of the files does not matter.
     parts.swap(0, 2);
     let merged = merge(&parts).unwrap();
 

@@ -17,7 +17,7 @@ use crate::reference::{self, Names};
 use crate::report::Report;
 use crate::table::{self, Style};
 
-/// What a result file holds.
+/// The content of a result file.
 enum Results {
     /// Of `magpie bench --json`.
     Report(Report),
@@ -29,7 +29,7 @@ impl Results {
     /// Reads a result file of either kind.
     fn load(path: &Path) -> Result<Self> {
         let text = file::read(path)
-            .context("read a result file; `magpie bench --json FILE` writes one")?;
+            .context("no result file to read; `magpie bench --json FILE` writes one")?;
         let is_foreign = || {
             format!(
                 "{} is not a result file of `magpie bench --json` or `magpie bench callbacks --json`",
@@ -169,7 +169,7 @@ fn write_into(page: &Path, files: &[PathBuf], all: &[Results]) -> Result<()> {
     file::write(page, &text)
 }
 
-/// What was counted in the runs of these schedulers, one block for each case and scheduler.
+/// The counters of these schedulers' runs, one block for each case and scheduler.
 pub fn describe_counters(report: &Report, which: ShowCounters) -> String {
     let mut text = String::new();
     let mut last = None;
@@ -184,7 +184,7 @@ pub fn describe_counters(report: &Report, which: ShowCounters) -> String {
             ShowCounters::Magpie => is_magpie,
             ShowCounters::None => false,
         };
-        // A run's metrics share its counters.
+        // All metrics of a run have the same counters, which are printed once.
         let case = row.case.split(": ").next().unwrap_or_default();
         let run = (&row.workload, case, &row.scheduler);
         if !wanted || row.counters.is_empty() || last == Some(run) {

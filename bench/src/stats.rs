@@ -1,7 +1,7 @@
 //! The statistics behind every number and every verdict that the bench prints.
 //!
-//! A benchmark of a scheduler is a handful of noisy samples, not normally distributed (a run that
-//! was preempted by the host is slow by a lot, none is fast by a lot). So:
+//! A benchmark of a scheduler gives a handful of noisy samples. They are not normally distributed:
+//! a run that the host preempts is much slower, and no run is much faster. Therefore:
 //! - times are averaged by the arithmetic mean, rates ("messages/s") by the **harmonic** mean,
 //!   because the mean of rates over equal work is the harmonic one;
 //! - noise is shown as the coefficient of variation (sample standard deviation / mean, percent);
@@ -22,7 +22,7 @@ use statrs::stats_tests::mannwhitneyu::{MannWhitneyUMethod, mannwhitneyu};
 pub const SIGNIFICANCE: f64 = 0.05;
 
 /// Samples of both sides together up to which the permutation distribution is counted exactly.
-/// Above, the normal approximation is good to three digits and much cheaper.
+/// For more, the normal approximation is good to three digits and much cheaper.
 const EXACT_LIMIT: usize = 60;
 
 /// Which direction of a metric is an improvement.
@@ -55,7 +55,8 @@ impl Average {
         }
     }
 
-    /// The average of `samples`; NaN when there are none. A rate of zero makes the harmonic mean zero.
+    /// The average of `samples`; NaN when there are none. A rate of zero makes the harmonic mean
+    /// zero.
     pub fn of(self, samples: &[f64]) -> f64 {
         match self {
             Self::Arithmetic => samples.iter().mean(),
@@ -71,7 +72,7 @@ pub fn median(samples: &[f64]) -> f64 {
 }
 
 /// Coefficient of variation in percent: sample standard deviation over mean.
-/// Zero for fewer than two samples, where there is no deviation to speak of.
+/// Zero for fewer than two samples, which have no deviation.
 pub fn variation_percent(samples: &[f64]) -> f64 {
     let mean = samples.iter().mean();
     if samples.len() < 2 || mean == 0.0 {
@@ -80,13 +81,12 @@ pub fn variation_percent(samples: &[f64]) -> f64 {
     100.0 * samples.iter().std_dev() / mean.abs()
 }
 
-/// An interval in which the average lies with 95 % confidence: a percentile bootstrap, that is, what
-/// the average is in the middle 95 % of many draws from the samples with replacement. It assumes no
-/// distribution. The draws are the same each time, so that a report looks the same each time. None
-/// for fewer than two samples.
+/// An interval that has the average with 95 % confidence; None for fewer than two samples.
 ///
-/// From a handful of samples it is somewhat too narrow, like every interval that knows only what was
-/// seen; verdicts are therefore [`judge`]'s, not whether two intervals touch.
+/// It is a percentile bootstrap: the average of many draws from the samples with replacement,
+/// without the highest and the lowest 2.5 %. It assumes no distribution. The draws are the same
+/// each time, so that a report is too. From a handful of samples the interval is somewhat too
+/// narrow; verdicts therefore come from [`judge`], not from whether two intervals touch.
 pub fn interval(samples: &[f64], average: Average) -> Option<(f64, f64)> {
     const DRAWS: usize = 4000;
     if samples.len() < 2 || samples.iter().any(|sample| !sample.is_finite()) {
@@ -104,17 +104,18 @@ pub fn interval(samples: &[f64], average: Average) -> Option<(f64, f64)> {
     Some((averages[DRAWS / 40], averages[DRAWS - 1 - DRAWS / 40]))
 }
 
-/// What is known about a difference between two sets of samples.
+/// The result of the test of two sets of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The test finds a real difference at [`SIGNIFICANCE`].
     Different,
-    /// The samples could be told apart if they differed, and are not.
+    /// The test finds no difference, and there are enough samples to find one.
     Same,
-    /// So few samples that even complete separation would prove nothing.
+    /// There are so few samples that even complete separation would be no evidence.
     TooFew,
-    /// The test finds a difference, but most samples lie to one side and the average to the other: a
-    /// few outliers decide the average, and its percentage would say the opposite of what is real.
+    /// The test finds a difference, but most samples lie to one side and the average to the other:
+    /// outliers decide the average, and its percentage would claim the opposite of the real
+    /// difference.
     Mixed,
 }
 
@@ -129,7 +130,7 @@ pub fn judge(base: &[f64], other: &[f64]) -> Verdict {
     }
 }
 
-/// To which side the samples of `y` lie: above zero when more pairs have the greater sample in `y`.
+/// The side to which the samples of `y` lie: positive if `y` has the greater sample in more pairs.
 pub fn direction(x: &[f64], y: &[f64]) -> f64 {
     let pairs = x.iter().flat_map(|a| y.iter().map(move |b| (a, b)));
     pairs.fold(0.0, |sum, (a, b)| match a.partial_cmp(b) {
@@ -139,16 +140,16 @@ pub fn direction(x: &[f64], y: &[f64]) -> f64 {
     })
 }
 
-/// The least p value that `n` and `m` samples without ties can reach: both extreme permutations.
-/// One when a side is empty.
+/// The smallest p value that `n` and `m` samples without ties can have, which is that of both
+/// extreme permutations; one if a side is empty.
 fn smallest_p(n: usize, m: usize) -> f64 {
-    // 2 / C(n + m, n), built factor by factor so that it cannot overflow.
+    // 2 / C(n + m, n), factor by factor so that it cannot overflow.
     let choices = (1..=n).fold(1.0, |c, i| c * (m + i) as f64 / i as f64);
     (2.0 / choices).min(1.0)
 }
 
 /// Two-sided p value of the Mann-Whitney U test: the probability that samples of *one* distribution
-/// are ranked at least as unevenly as these are. 1 when a side is empty or a sample is not a number.
+/// are ranked at least as unevenly as these. 1 if a side is empty or a sample is not a number.
 pub fn mann_whitney(x: &[f64], y: &[f64]) -> f64 {
     if x.is_empty() || y.is_empty() || x.iter().chain(y).any(|s| s.is_nan()) {
         return 1.0;
@@ -157,15 +158,15 @@ pub fn mann_whitney(x: &[f64], y: &[f64]) -> f64 {
         return exact_p(x, y);
     }
     let method = MannWhitneyUMethod::AsymptoticInclContinuityCorrection;
-    // All samples equal makes the approximation 0/0: no difference.
+    // If all samples are equal, the approximation is 0/0, which means no difference.
     match mannwhitneyu(x, y, method, Alternative::TwoSided) {
         Ok((_, p)) if p.is_finite() => p,
         _ => 1.0,
     }
 }
 
-/// Counts, over all ways to deal the pooled ranks to the two sides, how many give a rank sum at
-/// least as far from the expected one as the observed sum is.
+/// Counts, over all ways to divide the pooled ranks between the two sides, how many give a rank sum
+/// at least as far from the expected one as the observed sum is.
 fn exact_p(x: &[f64], y: &[f64]) -> f64 {
     let ranks = doubled_ranks(x, y);
     let total: usize = ranks.iter().sum();
@@ -183,7 +184,8 @@ fn exact_p(x: &[f64], y: &[f64]) -> f64 {
         }
     }
 
-    // Distances from the mean n * total / N, times N so that they stay integers and compare exactly.
+    // Distances from the mean n * total / N, times N so that they stay integers and compare
+    // exactly.
     let mean = x.len() * total;
     let distance = |sum: usize| (sum * ranks.len()).abs_diff(mean);
     let all: f64 = ways[x.len()].iter().sum();

@@ -1,8 +1,7 @@
-//! One test as a strip of horizontal bars: a bar per scheduler, the interval of its average, and a dot
-//! for each sample, all over the baseline's average.
+//! One test as a strip of horizontal bars, all normalized to the baseline's average: a bar per
+//! scheduler, the interval of its average, and a dot for each sample.
 //!
-//! Horizontal, because schedulers' names with their options are long. The dots are the truth; bar and
-//! interval summarize them.
+//! The bars are horizontal, because schedulers' names with their options are long.
 
 use anyhow::{Context, Result};
 use plotters::prelude::*;
@@ -15,7 +14,7 @@ use crate::table::relate;
 const WIDTH: u32 = 960;
 const BAR_HEIGHT: u32 = 26;
 const AXIS_HEIGHT: u32 = 22;
-/// Of a character of a name, in pixels: the SVG backend measures no fonts.
+/// Assumed width of a character in pixels, because the SVG backend cannot measure fonts.
 const CHARACTER: u32 = 7;
 
 /// One scheduler's bar; everything is a multiple of the baseline's average.
@@ -28,7 +27,7 @@ struct Bar<'a> {
     samples: Vec<f64>,
 }
 
-/// Draws one test as SVG text; None where there is nothing to compare.
+/// Draws one test as SVG; None if no scheduler has samples to compare.
 pub fn render(report: &Report, test: (&str, &str)) -> Result<Option<String>> {
     let bars = collect(report, test);
     if bars.is_empty() {
@@ -40,6 +39,7 @@ pub fn render(report: &Report, test: (&str, &str)) -> Result<Option<String>> {
         .with_context(|| format!("drawing {} {}", test.0, test.1))
 }
 
+/// The bars of all schedulers that did not fail.
 fn collect<'a>(report: &'a Report, test: (&str, &str)) -> Vec<Bar<'a>> {
     let schedulers = report.schedulers();
     let bar = |(index, scheduler): (usize, &&'a str)| {
@@ -107,7 +107,8 @@ fn draw(bars: &[Bar], area: &Area) -> Result<()> {
                 .draw_series(caps.into_iter().chain([across]))
                 .map_err(failed)?;
         }
-        // One below the other in the order of the rounds: equal samples would hide each other.
+        // Each dot is lower than the one of the round before, so that equal samples do not hide
+        // each other.
         let rounds = bar.samples.len() as f64;
         let dots = bar.samples.iter().enumerate().flat_map(|(round, sample)| {
             let height = 0.25 - 0.5 * (round as f64 + 0.5) / rounds;

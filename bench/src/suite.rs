@@ -1,7 +1,7 @@
-//! Suites: which workloads, in which sizes and on which machine, answer one question.
+//! Suites: lists of workloads, with their sizes and machines, that answer one question.
 //!
-//! Each is a file of `bench/suites/`, named after the published table that it makes again; nothing
-//! here knows any of them. A file of one's own of the same form is given by its path.
+//! Each is a file of `bench/suites/`, so that a new one needs no code but its line in the list
+//! below. `--suite FILE.toml` names a suite of one's own in the same form.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,11 +21,11 @@ const BUILT_IN: [&str; 7] = [
     include_str!("../suites/feel.toml"),
 ];
 
-/// Where a suite may run; suites name machines and sizes by it.
+/// The places where a suite can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Where {
-    /// A guest of the lab: any host, nothing of it is changed
+    /// A guest of the lab: works on any host, and does not change it
     Vm,
     /// This host: needs root, and a kernel with sched_ext
     Host,
@@ -54,12 +54,12 @@ pub struct Definition {
     /// The published table, a file of `reference/`.
     #[serde(default)]
     pub reference: Option<String>,
-    /// What the table calls our workloads, where it is not the same word.
+    /// The published table's names of our workloads, where they differ.
     #[serde(default)]
     pub published: BTreeMap<String, String>,
-    /// The guest's machine, by place. A guest place that is not named makes no sense for this suite.
+    /// The guest's machine, by place. The suite does not run in a guest place that is not named.
     pub machine: BTreeMap<Where, String>,
-    /// What to run.
+    /// The workloads.
     pub run: Vec<Run>,
 }
 
@@ -67,15 +67,15 @@ pub struct Definition {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Run {
-    /// Its name.
+    /// The workload's name.
     pub workload: String,
-    /// Values of its parameters, a case each.
+    /// Values of its parameters, one case for each.
     #[serde(default)]
     pub set: Parameters,
-    /// Other values in virtual time, where a second of many CPUs takes minutes.
+    /// Other values in virtual time, where one second of many CPUs takes minutes.
     #[serde(default)]
     pub vtime: Parameters,
-    /// The only places where it says something; everywhere if empty.
+    /// The places where its result means something; all if empty.
     #[serde(default)]
     pub only: Vec<Where>,
 }
@@ -92,7 +92,7 @@ impl Run {
 }
 
 impl Definition {
-    /// What it runs at a place.
+    /// The workloads of the suite at a place.
     pub fn runs(&self, place: Where) -> impl Iterator<Item = &Run> {
         self.run
             .iter()
@@ -139,10 +139,10 @@ fn read(path: &Path) -> Result<Definition> {
     toml::from_str(&text).with_context(|| format!("{} does not define a suite", path.display()))
 }
 
-/// The machine that suites want at a place; None on the host, and where none was asked for.
+/// The machine that the suites name for a place; None on the host, and without suites.
 ///
 /// # Errors
-/// When they want different ones: one run has one machine.
+/// If a suite has no machine there, or two name different ones, because a run has one machine.
 pub fn machine(suites: &[Definition], place: Where) -> Result<Option<String>> {
     if place == Where::Host {
         return Ok(None);
@@ -151,7 +151,7 @@ pub fn machine(suites: &[Definition], place: Where) -> Result<Option<String>> {
     for suite in suites {
         let Some(machine) = suite.machine.get(&place) else {
             bail!(
-                "the suite {} says nothing with --in {}: leave it out, or measure it elsewhere",
+                "the suite {} has no meaning with --in {}: leave it out, or measure it elsewhere",
                 suite.name,
                 place.name()
             );

@@ -1,9 +1,10 @@
-//! Turns a report into the table that the kernel's scheduler list knows, as text and as Markdown.
+//! Turns a report into tables in the format of the kernel's scheduler list, as text and as
+//! Markdown.
 //!
 //! A cell reads `0.93 [  7.10]( 2.11)`: the average normalized to the baseline, the improvement in
-//! percent (positive is better, whichever direction that is for the metric), and the coefficient of
-//! variation in percent. `same` behind it means that the test found no real difference, `few` that
-//! there were too few rounds to find one.
+//! percent (positive is better, for times as for rates), and the coefficient of variation in
+//! percent. Behind it, `same` means that the test finds no difference, and `few` that there are too
+//! few rounds to find one.
 
 use std::fmt::Write as _;
 
@@ -20,7 +21,7 @@ pub enum Style {
 }
 
 impl Style {
-    /// What an option `--markdown` chooses.
+    /// The style that an option `--markdown` selects.
     pub fn of(markdown: bool) -> Style {
         match markdown {
             true => Style::Markdown,
@@ -40,7 +41,7 @@ pub struct Relation {
     pub verdict: Verdict,
 }
 
-/// Compares a row with the baseline's row. None when either has no usable samples.
+/// Compares a row with the baseline's row; None if either has no usable samples.
 pub fn relate(base: &Row, row: &Row) -> Option<Relation> {
     let average = Average::for_unit(&row.unit);
     let (reference, value) = (average.of(&base.samples), average.of(&row.samples));
@@ -53,6 +54,7 @@ pub fn relate(base: &Row, row: &Row) -> Option<Relation> {
         Better::Higher => 100.0 * (normalized - 1.0),
     };
     let shift = direction(&base.samples, &row.samples);
+    // The test looks at ranks, the percentage at averages: outliers can make them disagree.
     let verdict = match judge(&base.samples, &row.samples) {
         Verdict::Different if shift * (normalized - 1.0) < 0.0 => Verdict::Mixed,
         verdict => verdict,
@@ -152,7 +154,7 @@ fn cell(base: Option<&Row>, row: Option<&Row>) -> String {
     text
 }
 
-/// What stands behind a cell.
+/// The mark behind a cell.
 pub fn mark(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Different => "",
@@ -173,7 +175,7 @@ pub fn significant(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// How cells stand in their columns; the first column, which has names, is always at the left.
+/// The alignment of all columns but the first, which has names and is always aligned left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
     /// Text.
@@ -262,7 +264,8 @@ mod tests {
 
     #[test]
     fn a_percentage_that_contradicts_the_test_is_marked() {
-        // Every sample but one is slower; the baseline's one outlier makes its average slower still.
+        // Every sample but one is slower; the baseline's one outlier makes its average slower
+        // still.
         let report = report_of(&[
             ("eevdf", &[1.0, 1.01, 1.02, 1.0, 1.01, 1.02, 1.0, 3.0]),
             ("scx_a", &[1.1, 1.11, 1.12, 1.1, 1.11, 1.12, 1.1, 1.1]),

@@ -1,6 +1,6 @@
-//! Workloads as data: what to run, and how to read its result.
+//! Workloads as data: which command to run, and how to read its result.
 //!
-//! The definitions are in `bench/workloads.toml`; nothing here knows any of them by name.
+//! The definitions are in `bench/workloads.toml`; no code knows a workload by name.
 
 use std::collections::BTreeMap;
 
@@ -25,13 +25,13 @@ pub struct Workload {
     /// How the report names a case, with `{parameter}` where a value goes; the arguments if absent.
     #[serde(default)]
     pub label: Option<String>,
-    /// A command that makes what the workload reads; run once, not measured.
+    /// A command that makes the workload's input; it runs once and is not measured.
     #[serde(default)]
     pub prepare: Option<String>,
-    /// The Debian packages of the programs, separated by spaces; none for what is built here.
+    /// The Debian packages of the programs, separated by spaces; none for `magpie-load`.
     #[serde(default)]
     pub package: Option<String>,
-    /// The programs that it needs, where the command's first word does not tell (`sh -c`).
+    /// The programs that it needs, if they are not the command's first word (`sh -c`).
     #[serde(default)]
     pub needs: Vec<String>,
     /// Seconds after which a run has failed.
@@ -40,7 +40,7 @@ pub struct Workload {
     /// the machine's CPUs.
     #[serde(default)]
     pub parameters: BTreeMap<String, Vec<String>>,
-    /// What a run yields.
+    /// The numbers that a run yields.
     pub metric: Vec<Metric>,
 }
 
@@ -55,16 +55,16 @@ pub struct Metric {
     pub unit: String,
     /// Which direction is an improvement.
     pub better: Better,
-    /// The number stands behind this text in the output.
+    /// The number is the first one behind this text in the output.
     #[serde(default)]
     pub after: Option<String>,
-    /// The number stands at this JSON pointer of the last line of the output, or of all of it.
+    /// The number is at this JSON pointer of the output's last line, or of the whole output.
     #[serde(default)]
     pub json: Option<String>,
-    /// The metric is how long the command ran: for programs that do not say it themselves.
+    /// The metric is the time of the run, for programs that do not print it.
     #[serde(default)]
     pub time: bool,
-    /// At this JSON pointer are all percentiles of what the metric is one of, see [`Curve`].
+    /// The JSON pointer of all percentiles, if the metric is one of them; see [`Curve`].
     #[serde(default)]
     pub curve: Option<String>,
 }
@@ -76,7 +76,7 @@ pub struct Case {
     pub argv: Vec<String>,
     /// The arguments as the report names them.
     pub label: String,
-    /// What makes its input; empty where nothing is needed.
+    /// The command that makes its input; empty if it needs none.
     pub prepare: Vec<String>,
 }
 
@@ -89,8 +89,8 @@ struct File {
     workload: Vec<Workload>,
 }
 
-/// The built-in workloads, then those of `extra`, the text of a file of the same form; one of the
-/// same name takes the place of a built-in one.
+/// The built-in workloads, then those of `extra`, the text of a file of the same form. A workload
+/// of `extra` replaces a built-in one of the same name.
 pub fn load(extra: Option<&str>) -> Result<Vec<Workload>> {
     let mut all = parse(BUILT_IN).context("the built-in workloads")?;
     for workload in extra.map(parse).transpose()?.unwrap_or_default() {
@@ -132,7 +132,7 @@ impl Workload {
         self.command.split_whitespace().next().unwrap_or_default()
     }
 
-    /// The names of all programs that must be there.
+    /// The names of all programs that the workload needs.
     pub fn programs(&self) -> Vec<&str> {
         match self.needs.is_empty() {
             true => vec![self.program()],
@@ -145,9 +145,9 @@ impl Workload {
         self.package.iter().flat_map(|text| text.split_whitespace())
     }
 
-    /// All combinations of the parameters' values on a machine of so many CPUs; `chosen` takes
-    /// precedence over the defaults, and parameters that this workload does not have are none of its
-    /// business. Values that come to the same (50 % and 60 % of two CPUs) are one case.
+    /// One case for each combination of the parameters' values, on a machine of `cpus` CPUs.
+    /// `chosen` overrides the defaults; parameters of other workloads in it are ignored. Values
+    /// that mean the same, such as 50 % and 60 % of two CPUs, are one case.
     pub fn cases(&self, chosen: &Parameters, cpus: u32) -> Result<Vec<Case>> {
         let mut combinations: Vec<Vec<(&str, String)>> = vec![Vec::new()];
         for (name, defaults) in &self.parameters {
@@ -196,7 +196,7 @@ impl Workload {
         let argv = split(&fill(&self.command)?)?;
         let label = match &self.label {
             Some(label) => fill(label)?,
-            // How a program is made to print its result is not part of what is measured.
+            // `--json` says how the program prints its result, not what is measured.
             None => {
                 let words = argv.iter().skip(1).map(String::as_str);
                 let words: Vec<&str> = words.filter(|word| *word != "--json").collect();
@@ -212,11 +212,11 @@ impl Workload {
     }
 }
 
-/// Stands in commands for a folder that may be written to.
+/// Stands in commands for a folder that the workload may write to.
 pub const FOLDER: &str = "{folder}";
 
 impl Case {
-    /// Puts the folder for files in its place.
+    /// Replaces [`FOLDER`] in the commands by a real folder.
     pub fn set_folder(&mut self, folder: &str) {
         for word in self.argv.iter_mut().chain(&mut self.prepare) {
             *word = word.replace(FOLDER, folder);
@@ -224,11 +224,12 @@ impl Case {
     }
 }
 
+/// The text that stands in a command for a parameter.
 fn place(name: &str) -> String {
     format!("{{{name}}}")
 }
 
-/// `50%` of the CPUs as a number, at least one; any other value as it is.
+/// Turns `50%` into a number of CPUs, at least one; returns any other value as it is.
 fn of_cpus(value: &str, cpus: u32) -> Result<String> {
     let Some(percent) = value.strip_suffix('%') else {
         return Ok(value.to_string());
@@ -240,7 +241,7 @@ fn of_cpus(value: &str, cpus: u32) -> Result<String> {
 }
 
 impl Metric {
-    /// The case's label, with the metric's name where there are several.
+    /// The case's label, with the metric's name if the workload has several metrics.
     pub fn label(&self, case: &Case) -> String {
         match &self.name {
             Some(name) => format!("{}: {name}", case.label),
@@ -248,11 +249,12 @@ impl Metric {
         }
     }
 
-    /// Finds the metric in a run's output, which took so many seconds.
+    /// Finds the metric in the output of a run that took `seconds`.
     ///
     /// # Errors
-    /// When the number is not there, or is a rate of zero, as a run gives that was too short to finish
-    /// anything: compared with another, that would be a difference. The error shows the output's end.
+    /// If the number is not there, or is a rate of zero. A run that was too short to finish
+    /// anything has such a rate, and a comparison would take it for a result. The error shows the
+    /// output's end.
     pub fn read(&self, output: &str, seconds: f64) -> Result<f64> {
         let found = match (&self.after, &self.json) {
             (Some(text), _) => output.split(text.as_str()).nth(1).and_then(first_number),
@@ -277,10 +279,11 @@ impl Metric {
         );
         Ok(number)
     }
-}
 
-impl Metric {
-    /// Finds the percentiles in a run's output; none where the metric has no curve.
+    /// Finds the percentiles in a run's output; None if the metric has no curve.
+    ///
+    /// # Errors
+    /// If it has one, and they are not there.
     pub fn read_curve(&self, output: &str) -> Result<Option<Curve>> {
         let Some(pointer) = &self.curve else {
             return Ok(None);
@@ -292,7 +295,7 @@ impl Metric {
     }
 }
 
-/// The last line that is JSON, else everything from the first brace.
+/// The last line that is a JSON object, else the object that begins at the first brace.
 fn json_in(output: &str) -> Option<serde_json::Value> {
     output
         .lines()
@@ -302,7 +305,7 @@ fn json_in(output: &str) -> Option<serde_json::Value> {
         .or_else(|| serde_json::from_str(&output[output.find('{')?..]).ok())
 }
 
-/// The number that a text begins with, whatever is written behind it: `1.5s` and `12.0",` are numbers.
+/// The number at the beginning of a text, whatever follows it: 1.5 in `1.5s`, 12 in `12.0",`.
 fn first_number(text: &str) -> Option<f64> {
     let text = text.trim_start();
     let is_part = |c: char| c.is_ascii_digit() || ".+-eE".contains(c);
