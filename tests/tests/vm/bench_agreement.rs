@@ -1,6 +1,6 @@
 //! Our workloads agree with well-known programs that measure the same thing: the latency of a
-//! thread that a timer wakes (cyclictest), and the round trip of a byte through two pipes (`perf
-//! bench sched pipe`).
+//! thread that a timer wakes (`latency` and `audio` with cyclictest), and the round trip of a byte
+//! through two pipes (`pipe` with `perf bench sched pipe`).
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
@@ -23,7 +23,14 @@ fn agrees(what: &str, ours: f64, theirs: f64, within: f64) -> Result<()> {
     Ok(())
 }
 
-/// Compares how late both programs find a thread of CPU 3 that wakes every millisecond beside hogs.
+/// Our workloads that measure how late a timer wakes a thread, set to cyclictest's period and to do
+/// no work.
+const TIMERS: [(&str, &str); 2] = [
+    ("latency", "--timer-us 1000 --threads 1 --operations 0"),
+    ("audio", "--period-us 1000 --operations 0"),
+];
+
+/// Compares how late each program finds a thread of CPU 3 that wakes every millisecond beside hogs.
 fn timers_agree(
     guest: &mut Guest,
     scheduler: &str,
@@ -39,17 +46,19 @@ fn timers_agree(
     // In nanoseconds, because a microsecond is a tenth of these latencies.
     let theirs = shell(guest, &beside(&format!("{CYCLICTEST} -N -D 6")))?;
     let theirs = late_by_cyclictest(&theirs)?;
-    let ours = "magpie-load latency --json --timer-us 1000 --threads 1 --operations 0 --seconds 6";
-    let ours = json(guest, &beside(ours))?;
-    for &(name, permille) in percentiles {
-        let theirs = theirs[theirs.len() * permille / 1000] / 1e3;
-        let ours = number(&ours, &format!("/wakeup_us/{name}"))?;
-        agrees(
-            &format!("{scheduler}, {hogs}, {name}"),
-            ours,
-            theirs,
-            TIMERS_AGREE,
-        )?;
+    for (workload, options) in TIMERS {
+        let ours = format!("magpie-load {workload} --json {options} --seconds 6");
+        let ours = json(guest, &beside(&ours))?;
+        for &(name, permille) in percentiles {
+            let theirs = theirs[theirs.len() * permille / 1000] / 1e3;
+            let ours = number(&ours, &format!("/wakeup_us/{name}"))?;
+            agrees(
+                &format!("{scheduler}, {workload}, {hogs}, {name}"),
+                ours,
+                theirs,
+                TIMERS_AGREE,
+            )?;
+        }
     }
     Ok(())
 }
