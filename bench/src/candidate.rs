@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+pub use magpie_lab::files::find_program;
 
 use crate::report::BASELINE;
 
@@ -166,21 +167,6 @@ fn variants(help: &str) -> Option<Vec<Vec<String>>> {
     );
     variants.push(switches);
     Some(variants)
-}
-
-/// Finds a program: a path as it is; else in the source tree's `target/release` and
-/// `target/peers/bin`, then in PATH. PATH is last, because an installed program is older than the
-/// one that was just built.
-pub fn find_program(name: &str) -> Option<PathBuf> {
-    if name.contains('/') {
-        return Some(PathBuf::from(name)).filter(|path| path.is_file());
-    }
-    let tree = magpie_lab::place::source_tree().into_iter();
-    let mut built =
-        tree.flat_map(|tree| [tree.join("target/release"), tree.join("target/peers/bin")]);
-    built
-        .find_map(|folder| Some(folder.join(name)).filter(|path| path.is_file()))
-        .or_else(|| which::which(name).ok())
 }
 
 /// Finds a scheduler's program.

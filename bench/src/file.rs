@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
-use magpie_lab::place;
+use magpie_lab::files;
 
 /// The first two bytes of everything that gzip wrote.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
@@ -43,14 +43,6 @@ pub fn read(path: &Path) -> Result<String> {
 /// # Errors
 /// If the file cannot be written.
 pub fn write(path: &Path, text: &str) -> Result<()> {
-    if is_standard_stream(path) {
-        let mut out = io::stdout().lock();
-        return out
-            .write_all(text.as_bytes())
-            .and_then(|()| out.flush())
-            .context("write to standard output");
-    }
-    let remedy = || format!("{}: is its folder there, and writable?", path.display());
     let compressed;
     let bytes = match path.extension().is_some_and(|extension| extension == "gz") {
         true => {
@@ -59,10 +51,7 @@ pub fn write(path: &Path, text: &str) -> Result<()> {
         }
         false => text.as_bytes(),
     };
-    if path.exists() && !path.is_file() {
-        return fs::write(path, bytes).with_context(remedy);
-    }
-    place::write_atomically(path, bytes).with_context(remedy)
+    files::write_output(path, bytes)
 }
 
 /// Does this path stand for standard input or output?

@@ -78,7 +78,7 @@ struct Install {
 
 /// Runs `magpie bench peers`.
 pub fn run(args: &Args) -> Result<()> {
-    let tree = magpie_lab::place::source_tree().context(
+    let tree = magpie_lab::files::source_tree().context(
         "peers are installed in target/peers of Magpie's source tree, and this is not one: \
          change to it, or install the scheduler so that it is in PATH",
     )?;

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use magpie_lab::place;
+use magpie_lab::files;
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
@@ -47,7 +47,7 @@ pub fn record<'a>(options: &mut Values, programs: impl Iterator<Item = &'a Path>
 /// Pages and results do not count, because no program is built from them, and `make results` writes
 /// them while it measures.
 fn commit() -> String {
-    let Some(tree) = place::source_tree() else {
+    let Some(tree) = files::source_tree() else {
         return "unknown".into();
     };
     let git = |arguments: &[&str]| {

@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use magpie_bench::html;
 use magpie_bench::report::{BASELINE, Report, Row};
-use magpie_lab::{Progress, packages, place};
+use magpie_lab::{Progress, files, packages};
 
 /// A browser's program, and folders of libraries that it needs besides the host's.
 struct Browser {
@@ -28,7 +28,7 @@ struct Shown {
 
 impl Browser {
     fn find() -> Result<Self> {
-        let folder = tempfile::tempdir_in(place::lab_dir()?)?;
+        let folder = tempfile::tempdir_in(files::lab_dir()?)?;
         let names = ["chromium", "chromium-browser", "google-chrome"];
         if let Some(program) = names.iter().find_map(|name| which::which(name).ok()) {
             return Ok(Self {

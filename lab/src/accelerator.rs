@@ -1,58 +1,50 @@
-//! KVM or TCG? Decided by booting a guest, since /dev/kvm exists on hosts where no guest runs.
+//! The accelerator of guests on this host: KVM where a guest boots on it, else QEMU's translator.
 //!
-//! The verdict holds until the host boots again or QEMU is replaced; it is kept in the lab's folder.
+//! A trial decides, because `/dev/kvm` also exists on hosts where no guest runs. The verdict is
+//! kept in the lab's folder until the host reboots or QEMU changes.
 
-use crate::guest::{Accelerator, Guest, GuestOptions};
-use crate::kernel::Kernel;
-use crate::{emulator, place};
-use anyhow::{Context, Result};
-use serde::{Deserialize, Serialize};
 use std::fs::{self, OpenOptions};
 use std::process::Command;
 use std::time::Duration;
 
-/// A guest on KVM boots in about a second; one that does not within this time never will.
-const PROBE: Duration = Duration::from_secs(15);
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
 
+use crate::options::{Accelerator, GuestOptions};
+use crate::{emulator, files};
+
+/// Limit of the trial, in real time. A guest on KVM boots in about a second.
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// What a trial found, as it is kept in `accelerator.json`.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Verdict {
+    /// Boot id of the host.
     host_boot: String,
+    /// First line of `qemu-system-x86_64 --version`.
     qemu: String,
     accelerator: Accelerator,
-    /// Why it is not KVM.
+    /// Why KVM does not work, if it does not.
     reason: Option<String>,
 }
 
-/// The accelerator that works on this host with the QEMU of these options.
-pub fn probe(options: &GuestOptions, kernel: &Kernel) -> Result<Accelerator> {
-    if OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/kvm")
-        .is_err()
-    {
+/// Returns the accelerator that works on this host with the QEMU of `options`. `boot_on_kvm` boots
+/// a guest with the options it is given; it is called only if no verdict is known.
+pub fn probe(
+    options: &GuestOptions,
+    boot_on_kvm: impl FnOnce(&GuestOptions) -> Result<()>,
+) -> Result<Accelerator> {
+    let device = OpenOptions::new().read(true).write(true).open("/dev/kvm");
+    if device.is_err() {
         return Ok(Accelerator::Tcg);
     }
     let host_boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .context("cannot read the host's boot id")?
         .trim()
         .to_string();
-    let emulator = emulator::find(options)?;
-    let qemu = Command::new(&emulator.program)
-        .envs(emulator.environment)
-        .arg("--version")
-        .output()
-        .map(|output| {
-            String::from_utf8_lossy(&output.stdout)
-                .lines()
-                .next()
-                .unwrap_or("")
-                .into()
-        })
-        // A missing QEMU is reported by the boot that follows.
-        .unwrap_or_default();
-    let path = place::lab_dir()?.join("accelerator.json");
-    let _lock = place::lock(&path.with_extension("lock"))?;
+    let qemu = first_line_of_version(options)?;
+    let path = files::lab_dir()?.join("accelerator.json");
+    let _lock = files::lock(&path.with_extension("lock"))?;
     let known = fs::read(&path)
         .ok()
         .and_then(|text| serde_json::from_slice::<Verdict>(&text).ok());
@@ -61,18 +53,13 @@ pub fn probe(options: &GuestOptions, kernel: &Kernel) -> Result<Accelerator> {
     }
     options.progress.say("trying KVM");
     let trial = GuestOptions {
-        boot_timeout: PROBE,
+        boot_timeout: TRIAL_TIMEOUT,
         qemu_program: options.qemu_program.clone(),
         ..GuestOptions::default()
     };
-    let reason = match Guest::boot_with(&trial, kernel, Accelerator::Kvm) {
-        Ok(_) => None,
-        Err(error) => Some(format!("{error:#}")),
-    };
-    let accelerator = if reason.is_none() {
-        Accelerator::Kvm
-    } else {
-        Accelerator::Tcg
+    let (accelerator, reason) = match boot_on_kvm(&trial) {
+        Ok(()) => (Accelerator::Kvm, None),
+        Err(error) => (Accelerator::Tcg, Some(format!("{error:#}"))),
     };
     let verdict = Verdict {
         host_boot,
@@ -80,6 +67,20 @@ pub fn probe(options: &GuestOptions, kernel: &Kernel) -> Result<Accelerator> {
         accelerator,
         reason,
     };
-    place::write_atomically(&path, &serde_json::to_vec_pretty(&verdict)?)?;
+    files::write_atomically(&path, &serde_json::to_vec_pretty(&verdict)?)?;
     Ok(accelerator)
+}
+
+/// Identifies QEMU. Empty if QEMU does not run: the boot that follows reports that better.
+fn first_line_of_version(options: &GuestOptions) -> Result<String> {
+    let emulator = emulator::find(options)?;
+    let output = Command::new(&emulator.program)
+        .envs(emulator.environment)
+        .arg("--version")
+        .output();
+    let text = output.map_or_else(
+        |_| String::new(),
+        |output| String::from_utf8_lossy(&output.stdout).into_owned(),
+    );
+    Ok(text.lines().next().unwrap_or_default().to_string())
 }

@@ -4,19 +4,24 @@
 //! configuration names, and its proxies stay in effect. Nothing is installed: archives are downloaded
 //! and unpacked into folders.
 
-use crate::place;
-use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::{files, text};
+
 /// Indexes older than this are refreshed before something new is looked up in them.
 const INDEX_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// What is installed on the host.
 pub const STATUS: &str = "/var/lib/dpkg/status";
+
+/// Lines of apt's and dpkg's output that an error shows.
+const LINES_SHOWN: usize = 8;
 
 const DOWNLOADER: &str = "/usr/lib/apt/apt-helper";
 
@@ -32,22 +37,22 @@ impl Apt {
     /// Opens (and makes if need be) the root of that name with these suites of the mirror.
     /// `status` is the dpkg status that dependencies are resolved against.
     pub fn open(name: &str, suites: &[&str], status: Option<&Path>) -> Result<Apt> {
-        let root = place::lab_dir()?.join("apt").join(name);
+        let root = files::lab_dir()?.join("apt").join(name);
         for folder in ["state/lists/partial", "cache/archives/partial"] {
             let folder = root.join(folder);
             fs::create_dir_all(&folder)
                 .with_context(|| format!("cannot create {}", folder.display()))?;
         }
-        let _lock = place::lock(&root.join("sources.lock"))?;
+        let _lock = files::lock(&root.join("sources.lock"))?;
         let sources = sources(&mirror()?, suites);
         let list = root.join("sources.list");
         if fs::read_to_string(&list).ok().as_deref() != Some(&sources) {
             let _ = fs::remove_file(root.join("updated"));
-            place::write_atomically(&list, sources.as_bytes())?;
+            files::write_atomically(&list, sources.as_bytes())?;
         }
         let empty = root.join("status");
         if !empty.exists() {
-            place::write_atomically(&empty, b"")?;
+            files::write_atomically(&empty, b"")?;
         }
         let status = status.unwrap_or(&empty);
         let options = [
@@ -101,7 +106,7 @@ impl Apt {
 
     /// Fetches the indexes if they are missing or old, or in any case if `force`d.
     pub fn update(&self, force: bool) -> Result<()> {
-        let _lock = place::lock(&self.root.join("update.lock"))?;
+        let _lock = files::lock(&self.root.join("update.lock"))?;
         let stamp = self.root.join("updated");
         let age = fs::metadata(&stamp)
             .and_then(|m| m.modified())
@@ -316,13 +321,9 @@ fn sources(mirror: &str, suites: &[&str]) -> String {
         .collect()
 }
 
+/// The end of what a program printed, for an error.
 fn tail(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes);
-    let lines: Vec<_> = text
-        .lines()
-        .filter(|line| !line.trim().is_empty())
-        .collect();
-    lines[lines.len().saturating_sub(8)..].join("\n")
+    text::last_lines(&String::from_utf8_lossy(bytes), LINES_SHOWN)
 }
 
 #[cfg(test)]

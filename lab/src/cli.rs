@@ -1,15 +1,21 @@
 //! `magpie lab`: run something in a guest, list kernels and machines, check a machine.
 
-use crate::guest::{Guest, GuestOptions, Progress, Stream, explain};
-use crate::kernel::{self, KernelChoice, SERIES};
-use crate::machine::Machine;
-use crate::{image, packages, place, qemu, topology, vtime};
-use anyhow::{Context, Result, bail, ensure};
-use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::json;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use magpie_guest::Stream;
+use serde_json::json;
+
+use crate::files::{self, find_program};
+use crate::guest::{Guest, explain};
+use crate::kernel::{self, KernelChoice, SERIES};
+use crate::machine::Machine;
+use crate::options::GuestOptions;
+use crate::progress::Progress;
+use crate::{image, packages, qemu, selfcheck, topology, vtime};
 
 /// Exit code of `magpie lab run` when the lab itself failed, so that it is not taken for the command's.
 pub const LAB_FAILED: u8 = 125;
@@ -282,21 +288,6 @@ fn to_copy(command: &str, packages: &[String], progress: &Progress) -> Result<Op
     }
 }
 
-/// A program of the source tree or of PATH.
-fn find_program(name: &str) -> Option<PathBuf> {
-    if name.contains('/') {
-        let path = PathBuf::from(name);
-        return path.is_file().then_some(path);
-    }
-    let tree = place::source_tree().into_iter();
-    let built = tree.flat_map(|tree| [tree.join("target/release"), tree.join("target/peers/bin")]);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    built
-        .chain(std::env::split_paths(&path))
-        .map(|dir| dir.join(name))
-        .find(|file| file.is_file())
-}
-
 fn guest_name(program: &Path) -> Result<String> {
     let name = program.file_name().context("a program has a file name")?;
     Ok(format!("/bin/{}", name.to_string_lossy()))
@@ -383,7 +374,7 @@ fn check_machine(args: &Check) -> Result<u8> {
 /// The self-check of a machine in virtual time, and how well it kept its promises meanwhile.
 fn check_time(guest: &mut Guest, machine: &Machine, timeout: u64) -> Result<()> {
     let timeout = Duration::from_secs(timeout);
-    let check = vtime::selfcheck::run(guest, machine, timeout)?;
+    let check = selfcheck::run(guest, machine, timeout)?;
     let percent = |value: Option<f64>, on: &str| {
         value.map_or_else(String::new, |value| format!(", {value:+.3} % {on}"))
     };
@@ -421,12 +412,7 @@ fn check_time(guest: &mut Guest, machine: &Machine, timeout: u64) -> Result<()> 
 }
 
 fn write_json(path: &Path, value: &serde_json::Value) -> Result<()> {
-    let text = format!("{value:#}\n");
-    if path == Path::new("-") {
-        print!("{text}");
-        return Ok(());
-    }
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    files::write_output(path, format!("{value:#}\n").as_bytes())
 }
 
 /// What is going on, on standard error, if that is a terminal.

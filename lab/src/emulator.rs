@@ -1,32 +1,39 @@
-//! Which QEMU: the host's, or a newer one of the host's release unpacked beside it.
+//! The QEMU to run: the host's, or a newer one of the host's release, unpacked beside it.
 //!
-//! Before 8.1 QEMU's translator could keep a block that it had translated while another vCPU was
-//! rewriting the code. Linux rewrites itself all the time (static keys: also when a scheduler is
-//! switched), and a guest that runs into the leftover dies of "Oops: int3". Seen with QEMU 7.2 of
-//! Debian 12: 2 of 8 boots on a busy host. Such hosts get the QEMU of their release's backports,
-//! in the lab's folder, without installing it.
+//! QEMU before 8.1 is avoided, because its translator can keep a block that it translated while
+//! another vCPU rewrote the code. Linux rewrites its code often (static keys, also when a scheduler
+//! is loaded), and a guest that executes such a stale block dies of "Oops: int3": 2 of 8 boots did
+//! with QEMU 7.2 of Debian 12 on a busy host. On such hosts the QEMU of the release's backports is
+//! unpacked into the lab's folder; nothing is installed.
 
-use crate::apt::{self, Apt};
-use crate::guest::{GuestOptions, Progress};
-use crate::{place, qemu};
-use anyhow::{Context, Result, bail, ensure};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::{fs, io};
 
-/// The first version whose translator holds a page's lock while it translates.
-const GOOD: (u32, u32) = (8, 1);
+use anyhow::{Context, Result, bail, ensure};
 
+use crate::apt::{self, Apt};
+use crate::files;
+use crate::options::GuestOptions;
+use crate::progress::Progress;
+
+/// Name of QEMU's binary.
+const PROGRAM: &str = "qemu-system-x86_64";
+
+/// The Debian package with [`PROGRAM`].
 const PACKAGE: &str = "qemu-system-x86";
 
-/// A QEMU and what it needs to run from where it is.
+/// The first version whose translator holds a page's lock while it translates.
+const OLDEST_SAFE: (u32, u32) = (8, 1);
+
+/// A QEMU, and what it needs to run from its folder.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Emulator {
     /// The binary.
     pub program: PathBuf,
-    /// Arguments that name its firmware's folders.
+    /// Arguments that name the folders of its firmware.
     pub arguments: Vec<String>,
-    /// Environment that names its libraries' folder.
+    /// Environment variables that name the folder of its libraries.
     pub environment: Vec<(String, String)>,
 }
 
@@ -38,13 +45,13 @@ impl Emulator {
         }
     }
 
-    /// Major and minor version, none if it does not run.
+    /// Returns major and minor version, or `None` if the binary does not run.
     pub fn version(&self) -> Option<(u32, u32)> {
-        let output = self.say_version().ok()?;
+        let output = self.run_version().ok()?;
         parse_version(&String::from_utf8_lossy(&output.stdout))
     }
 
-    fn say_version(&self) -> io::Result<Output> {
+    fn run_version(&self) -> io::Result<Output> {
         Command::new(&self.program)
             .arg("--version")
             .envs(self.environment.iter().cloned())
@@ -52,7 +59,8 @@ impl Emulator {
     }
 }
 
-/// The QEMU of the options, of `MAGPIE_QEMU`, of the host if it is good enough, or a private one.
+/// Returns the QEMU of the options, of `MAGPIE_QEMU`, of the host if it is new enough, or the
+/// private one. The host's old QEMU is the last resort: most guests survive it.
 pub fn find(options: &GuestOptions) -> Result<Emulator> {
     if let Some(program) = &options.qemu_program {
         return Ok(Emulator::at(program));
@@ -60,18 +68,16 @@ pub fn find(options: &GuestOptions) -> Result<Emulator> {
     if let Some(program) = std::env::var_os("MAGPIE_QEMU") {
         return Ok(Emulator::at(program));
     }
-    let installed = Emulator::at(qemu::PROGRAM);
+    let installed = Emulator::at(PROGRAM);
     let version = installed.version();
-    if version.is_some_and(|version| version >= GOOD) {
+    if version.is_some_and(|version| version >= OLDEST_SAFE) {
         return Ok(installed);
     }
     match (private(&options.progress), version) {
         (Ok(emulator), _) => Ok(emulator),
-        // An old QEMU is better than none: most guests survive.
         (Err(_), Some(_)) => Ok(installed),
         (Err(error), None) => Err(error.context(format!(
-            "{} is not installed; install it with `apt-get install {PACKAGE}`",
-            qemu::PROGRAM
+            "{PROGRAM} is not installed; install it with `apt-get install {PACKAGE}`"
         ))),
     }
 }
@@ -82,15 +88,16 @@ fn parse_version(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// The QEMU of the backports of the host's Debian release, downloaded and unpacked once.
+/// Returns the QEMU of the backports of the host's Debian release. The first call downloads and
+/// unpacks it into the lab's folder.
 pub fn private(progress: &Progress) -> Result<Emulator> {
     let release = apt::host_release().context("this host is not Debian")?;
-    let root = place::lab_dir()?.join("qemu");
+    let root = files::lab_dir()?.join("qemu");
     let emulator = in_tree(&root);
     if emulator.program.is_file() {
         return Ok(emulator);
     }
-    let _lock = place::lock(&root.with_extension("lock"))?;
+    let _lock = files::lock(&root.with_extension("lock"))?;
     if emulator.program.is_file() {
         return Ok(emulator);
     }
@@ -99,30 +106,24 @@ pub fn private(progress: &Progress) -> Result<Emulator> {
     let status = Path::new(apt::STATUS);
     let apt = Apt::open("qemu", &[&release, &backports], Some(status))?;
     apt.update(false)?;
-    // Joined in one tree, as installed: QEMU finds its libraries and firmware by folder.
-    let work = tempfile::tempdir_in(place::lab_dir()?).context("cannot create a folder")?;
+    // One tree for all packages, as if installed: QEMU finds libraries and firmware by folder.
+    let work = tempfile::tempdir_in(files::lab_dir()?).context("cannot create a folder")?;
     let tree = work.path().join("qemu");
+    fs::create_dir_all(&tree).with_context(|| format!("cannot create {}", tree.display()))?;
     for package in apt.missing_with(&format!("{PACKAGE}/{backports}"))? {
         let name = package.split('/').next().unwrap_or(&package);
         let part = work.path().join(name);
         apt.download_and_unpack(&format!("{name}/{backports}"), &part)
             .or_else(|_| apt.download_and_unpack(name, &part))?;
-        let mut source = part.into_os_string();
-        source.push("/.");
-        fs::create_dir_all(&tree).with_context(|| format!("cannot create {}", tree.display()))?;
-        let copied = Command::new("cp").arg("-a").arg(source).arg(&tree).status();
-        ensure!(
-            copied.context("cannot run cp")?.success(),
-            "cannot copy the files of {name}"
-        );
+        copy_files(&part, &tree)?;
     }
     let unpacked = in_tree(&tree);
     let output = unpacked
-        .say_version()
+        .run_version()
         .with_context(|| format!("cannot run the {PACKAGE} of {backports}"))?;
-    if parse_version(&String::from_utf8_lossy(&output.stdout)).is_none_or(|v| v < GOOD) {
+    if parse_version(&String::from_utf8_lossy(&output.stdout)).is_none_or(|v| v < OLDEST_SAFE) {
         bail!(
-            "the {PACKAGE} of {backports} does not run here: {}",
+            "the {PACKAGE} of {backports} does not run on this host: {}",
             String::from_utf8_lossy(&output.stderr)
         );
     }
@@ -130,11 +131,28 @@ pub fn private(progress: &Progress) -> Result<Emulator> {
     Ok(emulator)
 }
 
+/// Copies what is in one folder into another, links and permissions included.
+fn copy_files(from: &Path, to: &Path) -> Result<()> {
+    let copied = Command::new("cp")
+        .arg("-a")
+        .arg(from.join("."))
+        .arg(to)
+        .status();
+    ensure!(
+        copied.context("cannot run cp")?.success(),
+        "cannot copy the files of {} to {}",
+        from.display(),
+        to.display()
+    );
+    Ok(())
+}
+
+/// The QEMU whose packages are unpacked into `root`.
 fn in_tree(root: &Path) -> Emulator {
     let path = |name: &str| root.join(name).display().to_string();
     let libraries = path(&format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH));
     Emulator {
-        program: root.join("usr/bin").join(qemu::PROGRAM),
+        program: root.join("usr/bin").join(PROGRAM),
         arguments: ["usr/share/qemu", "usr/share/seabios"]
             .iter()
             .flat_map(|folder| ["-L".to_string(), path(folder)])
@@ -148,14 +166,14 @@ fn in_tree(root: &Path) -> Emulator {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_version;
+    use super::{OLDEST_SAFE, parse_version};
 
     #[test]
     fn versions_are_read_and_compared() {
         let old = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)\nCopyright";
         assert_eq!(parse_version(old), Some((7, 2)));
         assert_eq!(parse_version("QEMU emulator version 10.0.2"), Some((10, 0)));
-        assert!(parse_version("QEMU emulator version 10.0.2") > Some(super::GOOD));
+        assert!(parse_version("QEMU emulator version 10.0.2") > Some(OLDEST_SAFE));
         assert_eq!(parse_version("something else"), None);
     }
 }

@@ -15,11 +15,6 @@
 //! Folders are merged as in Debian: `/bin` is a link to `/usr/bin`, and so on. Libraries of the host
 //! keep their names but move to the one folder that its loader searches by default.
 
-use crate::place;
-use anyhow::{Context, Result, bail, ensure};
-use cpio::newc::{Builder, trailer};
-use lddtree::DependencyAnalyzer;
-use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{BufWriter, Read, Write};
@@ -27,7 +22,14 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, bail, ensure};
+use cpio::newc::{Builder, trailer};
+use lddtree::DependencyAnalyzer;
+use sha2::{Digest, Sha256};
 use walkdir::WalkDir;
+
+use crate::files;
 
 const DIRECTORY: u32 = 0o040755;
 const LINK: u32 = 0o120777;
@@ -110,7 +112,7 @@ fn agent() -> Result<PathBuf> {
     if let Some(prefix) = program.ancestors().nth(2) {
         places.push(prefix.join("lib/magpie/magpie-guest"));
     }
-    if let Some(tree) = place::source_tree() {
+    if let Some(tree) = files::source_tree() {
         places.push(tree.join("target/release/magpie-guest"));
         places.push(tree.join("target/debug/magpie-guest"));
     }
@@ -191,9 +193,9 @@ fn piece(
     sources: &[PathBuf],
     fill: impl FnOnce(&mut Tree) -> Result<()>,
 ) -> Result<PathBuf> {
-    let folder = place::lab_dir()?.join("images");
+    let folder = files::lab_dir()?.join("images");
     let path = folder.join(format!("{name}-{}.cpio", fingerprint(sources)?));
-    let _lock = place::lock(&folder.join(format!("{name}.lock")))?;
+    let _lock = files::lock(&folder.join(format!("{name}.lock")))?;
     if path.exists() {
         // Keeps it from being removed as unused.
         let _ = File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));

@@ -8,13 +8,17 @@
 //! 7.1 on, kernels whose BTF was made with an older pahole than 1.26 load no sched_ext program, and
 //! that is so for the backports.
 
-use crate::guest::Progress;
-use crate::{apt, apt::Apt, place};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::fs;
-use std::path::{Path, PathBuf};
+
+use crate::apt::{self, Apt};
+use crate::files;
+use crate::progress::Progress;
 
 /// The series of the matrix, oldest first; the last is the default.
 pub const SERIES: &[&str] = &["6.19", "7.0", "7.2"];
@@ -47,7 +51,7 @@ pub enum KernelChoice {
 
 /// A kernel that is on this host, ready to boot.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kernel {
+pub(crate) struct Kernel {
     /// bzImage.
     pub image: PathBuf,
     /// Its configuration, if known.
@@ -56,7 +60,7 @@ pub struct Kernel {
 
 /// A package of a locked kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Package {
+pub(crate) struct Package {
     /// Name.
     pub name: String,
     /// Version.
@@ -69,7 +73,7 @@ pub struct Package {
 
 /// A kernel of the lock file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Locked {
+pub(crate) struct Locked {
     /// Series, such as `7.2`.
     pub name: String,
     /// `uname -r`.
@@ -80,7 +84,7 @@ pub struct Locked {
 
 /// The lock file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lock {
+pub(crate) struct Lock {
     /// By series, oldest first.
     #[serde(default)]
     pub kernel: Vec<Locked>,
@@ -116,7 +120,7 @@ impl KernelChoice {
     }
 
     /// Finds the kernel, downloading it if it is not on this host yet; `progress` hears what takes time.
-    pub fn resolve(&self, progress: &Progress) -> Result<Kernel> {
+    pub(crate) fn resolve(&self, progress: &Progress) -> Result<Kernel> {
         match self {
             KernelChoice::Default => series(SERIES[SERIES.len() - 1], progress),
             KernelChoice::Series(name) => series(name, progress),
@@ -140,11 +144,11 @@ impl KernelChoice {
 }
 
 /// Reads the lock file.
-pub fn read_lock() -> Result<Lock> {
-    let path = place::kernels_lock()?;
+pub(crate) fn read_lock() -> Result<Lock> {
+    let path = files::kernels_lock()?;
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => SEED.to_string(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => SEED.to_string(),
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
     };
     toml::from_str(&text).with_context(|| {
@@ -156,7 +160,7 @@ pub fn read_lock() -> Result<Lock> {
 }
 
 /// The kernel of a locked series if it has been downloaded.
-pub fn downloaded(locked: &Locked) -> Result<Option<Kernel>> {
+pub(crate) fn downloaded(locked: &Locked) -> Result<Option<Kernel>> {
     let folder = folder(locked)?;
     if !folder.exists() {
         return Ok(None);
@@ -180,7 +184,7 @@ fn folder(locked: &Locked) -> Result<PathBuf> {
         .first()
         .map_or("", |package| package.version.as_str());
     let name = format!("{}_{version}", locked.release);
-    Ok(place::lab_dir()?
+    Ok(files::lab_dir()?
         .join("kernels")
         .join(name.replace(['/', ':'], "_")))
 }
@@ -193,7 +197,7 @@ fn series(name: &str, progress: &Progress) -> Result<Kernel> {
         return Ok(kernel);
     }
     // Two runs that miss the same kernel: the second waits here and then finds it.
-    let _lock = place::lock(&place::lab_dir()?.join("kernels.download-lock"))?;
+    let _lock = files::lock(&files::lab_dir()?.join("kernels.download-lock"))?;
     if let Some(locked) = find(read_lock()?) {
         if let Some(kernel) = downloaded(&locked)? {
             return Ok(kernel);
@@ -320,7 +324,7 @@ fn packages_of(apt: &Apt, release: &str) -> Result<Option<Vec<Package>>> {
     Ok(Some(packages))
 }
 
-fn package(fields: &std::collections::BTreeMap<String, String>) -> Result<Package> {
+fn package(fields: &BTreeMap<String, String>) -> Result<Package> {
     let field = |name: &str| {
         fields
             .get(name)
@@ -368,7 +372,7 @@ fn remember(locked: Locked) -> Result<()> {
          # locked one has left the archive. Remove an entry to have it looked up anew.\n\n{}",
         toml::to_string(&lock).context("cannot encode the lock file")?
     );
-    place::write_atomically(&place::kernels_lock()?, text.as_bytes())
+    files::write_atomically(&files::kernels_lock()?, text.as_bytes())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Stock kernels on virtual machines of any topology, without KVM.
+//! Stock kernels on virtual machines of many topologies, with KVM or without.
 //!
 //! ```text
 //!   Machine (preset or TOML)  KernelChoice        packages, files
@@ -12,23 +12,46 @@
 //!        Guest: exec, start_scheduler, ...  <== JSON lines ==>  magpie-guest (init of the guest)
 //! ```
 //!
-//! [`Guest::boot`] downloads what is missing, boots and waits until the agent reports for work; one
-//! guest then serves any number of commands and schedulers.
+//! [`Guest::boot`] downloads what is missing, boots, and waits until the agent says hello. One guest
+//! then serves any number of commands and schedulers. `lab/examples/boot_guest.rs` does that.
+//!
+//! The modules below are in layers: each imports only from those above its line.
+//!
+//! ```text
+//!   progress, text, files, machine
+//!   apt, image
+//!   kernel, packages
+//!   options
+//!   emulator
+//!   qemu, accelerator, vtime: plugin, fidelity, prepare()
+//!   boot
+//!   vtime: batch; guest
+//!   topology, selfcheck
+//!   cli
+//! ```
 
-pub mod accelerator;
-pub mod apt;
+mod accelerator;
+mod apt;
+mod boot;
 pub mod cli;
-pub mod emulator;
+mod emulator;
+pub mod files;
 pub mod guest;
-pub mod image;
+mod image;
 pub mod kernel;
-pub mod machine;
+mod machine;
+mod options;
 pub mod packages;
-pub mod place;
+mod progress;
 pub mod qemu;
+pub mod selfcheck;
+mod text;
 pub mod topology;
 pub mod vtime;
 
-pub use guest::{Accelerator, ExecResult, Guest, GuestOptions, Progress, SchedulerExit, Stream};
+pub use guest::Guest;
 pub use kernel::KernelChoice;
 pub use machine::Machine;
+pub use magpie_guest::{ExecResult, SchedulerExit, Stream};
+pub use options::{Accelerator, GuestOptions};
+pub use progress::Progress;

@@ -1,28 +1,32 @@
-//! Machines: how many CPUs a guest has and how they share cores, last-level caches and NUMA nodes.
+//! Machines: how many CPUs a guest has and how they share cores, LLCs and nodes.
 //!
 //! A machine is data: a list of LLCs, each with its cores, threads per core and node. The presets
-//! are the TOML files of `lab/machines/`, embedded in the program; a file of the same form describes
-//! one's own machine. See `docs/lab.md` for the format.
+//! are the TOML files of `lab/machines/`, embedded in the program. Users describe their own machines
+//! in files of the same form. See `docs/lab.md` for the format.
 
-use crate::vtime::VirtualTime;
-use anyhow::{Context, Result, bail, ensure};
-use serde::{Deserialize, Serialize};
+mod virtual_time;
+
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// One or more equal last-level caches and the cores below them.
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+pub use self::virtual_time::VirtualTime;
+
+/// One LLC, or several equal ones, and the cores that share it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Llc {
-    /// How many such LLCs follow each other (1 if absent).
+    /// Number of such LLCs (1 if absent).
     #[serde(default = "one")]
     pub count: u32,
-    /// Cores that share the cache.
+    /// Cores that share the LLC.
     pub cores: u32,
     /// Hardware threads per core: 1 or 2 (1 if absent).
     #[serde(default = "one")]
     pub threads: u32,
-    /// NUMA node of the cache (0 if absent).
+    /// Node of the LLC (0 if absent).
     #[serde(default)]
     pub node: u32,
 }
@@ -35,38 +39,37 @@ fn default_memory() -> u64 {
     2048
 }
 
-/// A machine's shape, independent of the emulator that provides it.
+/// The shape of a machine, and its speed if it is in virtual time. It does not depend on QEMU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
     /// Short name, as given to `--machine`.
     pub name: String,
-    /// One line for people.
+    /// One line, for `magpie lab machines`.
     #[serde(default)]
     pub description: String,
     /// Memory in MiB, split evenly over the nodes.
     #[serde(default = "default_memory")]
     pub memory_mib: u64,
-    /// Physical packages, among which the caches are divided evenly; each cache is one if absent.
+    /// Number of physical packages, among which the LLCs are divided evenly; one per LLC if absent.
     #[serde(default)]
     pub packages: Option<u32>,
-    /// The last-level caches in CPU order.
+    /// The LLCs, in the order of CPU numbers.
     pub llc: Vec<Llc>,
-    /// CPUs (Linux numbers) that are offline when the guest reports for work.
+    /// CPUs (Linux's numbers) that the agent takes offline before it says hello.
     #[serde(default)]
     pub offline: Vec<u32>,
-    /// Speed and step of a machine that runs in virtual time, none for one that runs in real time.
+    /// Speed and windows of a machine in virtual time; `None` for a functional one.
     /// See `docs/virtual-time.md`.
     #[serde(default)]
     pub virtual_time: Option<VirtualTime>,
 }
 
-/// Where one CPU sits. The numbers count from 0; `core` and `llc` are unique in the machine, while
-/// `core_in_llc` counts within the LLC.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Place {
-    /// Linux CPU number.
-    pub cpu: u32,
+/// One CPU, and what it shares with others. All numbers count from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Cpu {
+    /// Linux's number of the CPU.
+    pub number: u32,
     /// Hardware thread within the core.
     pub thread: u32,
     /// Core within its LLC.
@@ -75,7 +78,7 @@ pub struct Place {
     pub core: u32,
     /// LLC within the machine.
     pub llc: u32,
-    /// NUMA node.
+    /// Node.
     pub node: u32,
 }
 
@@ -123,7 +126,10 @@ impl Machine {
             .collect()
     }
 
-    /// The preset of that name.
+    /// Returns the preset of that name.
+    ///
+    /// # Errors
+    /// When there is none; then with the names of all.
     pub fn preset(name: &str) -> Result<Machine> {
         let Some((_, text)) = PRESETS.iter().find(|(known, _)| *known == name) else {
             let known: Vec<_> = PRESETS.iter().map(|(known, _)| *known).collect();
@@ -136,7 +142,10 @@ impl Machine {
         Machine::parse(text).with_context(|| format!("preset {name}"))
     }
 
-    /// What `--machine` accepts: a preset's name, or the path of a TOML file.
+    /// Returns the machine that `--machine` names: a preset, or the path of a TOML file.
+    ///
+    /// # Errors
+    /// When there is no such preset or file, or the file describes no possible machine.
     pub fn find(name_or_path: &str) -> Result<Machine> {
         let path = Path::new(name_or_path);
         if path.extension().is_some_and(|e| e == "toml") || name_or_path.contains('/') {
@@ -148,8 +157,8 @@ impl Machine {
         Machine::preset(name_or_path)
     }
 
-    /// Reads and checks a machine from TOML text.
-    pub fn parse(text: &str) -> Result<Machine> {
+    /// Reads a machine from TOML and checks that it is possible.
+    fn parse(text: &str) -> Result<Machine> {
         let machine: Machine = toml::from_str(text)?;
         machine.check()?;
         Ok(machine)
@@ -196,8 +205,8 @@ impl Machine {
                 .all(|llc| (llc.cores, llc.threads) == (self.llc[0].cores, self.llc[0].threads));
             ensure!(
                 packages >= 1 && self.llcs().is_multiple_of(packages) && even,
-                "{} LLCs cannot be divided into {packages} packages: that takes equal LLCs, as many \
-                 in each package",
+                "{} LLCs cannot be divided into {packages} packages: all LLCs must be equal, and each \
+                 package must have as many",
                 self.llcs()
             );
         }
@@ -212,16 +221,17 @@ impl Machine {
         Ok(())
     }
 
-    /// Every CPU in Linux's order: LLC by LLC, core by core, the threads of a core next to each other.
-    pub fn places(&self) -> Vec<Place> {
-        let mut places = Vec::new();
+    /// Returns every CPU in Linux's order: LLC by LLC, core by core, the threads of a core one after
+    /// the other.
+    pub(crate) fn layout(&self) -> Vec<Cpu> {
+        let mut layout = Vec::new();
         let (mut llc_number, mut core_number) = (0, 0);
         for llc in &self.llc {
             for _ in 0..llc.count {
                 for core in 0..llc.cores {
                     for thread in 0..llc.threads {
-                        places.push(Place {
-                            cpu: places.len() as u32,
+                        layout.push(Cpu {
+                            number: layout.len() as u32,
                             thread,
                             core_in_llc: core,
                             core: core_number,
@@ -234,7 +244,7 @@ impl Machine {
                 llc_number += 1;
             }
         }
-        places
+        layout
     }
 
     /// Number of CPUs, offline ones included.
@@ -242,13 +252,13 @@ impl Machine {
         self.llc.iter().map(|l| l.count * l.cores * l.threads).sum()
     }
 
-    /// Number of last-level caches.
-    pub fn llcs(&self) -> u32 {
+    /// Number of LLCs.
+    pub(crate) fn llcs(&self) -> u32 {
         self.llc.iter().map(|l| l.count).sum()
     }
 
-    /// Number of NUMA nodes.
-    pub fn nodes(&self) -> u32 {
+    /// Number of nodes.
+    pub(crate) fn nodes(&self) -> u32 {
         self.llc.iter().map(|l| l.node).max().unwrap_or(0) + 1
     }
 }

@@ -3,12 +3,14 @@
 //! A package and those of its dependencies that the host has not installed are unpacked into folders;
 //! libraries that the host has are taken from it when the image is made.
 
-use crate::apt::{self, Apt, STATUS};
-use crate::guest::Progress;
-use crate::place;
-use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::apt::{self, Apt, STATUS};
+use crate::files;
+use crate::progress::Progress;
 
 /// Folders with `packages` and what they need, downloaded and unpacked if need be.
 pub fn unpacked(packages: &[String], progress: &Progress) -> Result<Vec<PathBuf>> {
@@ -33,7 +35,7 @@ fn with_dependencies(package: &str, progress: &Progress) -> Result<Vec<PathBuf>>
         "packages come from Debian and must fit the host's libc, but this host is not Debian; \
          copy a program of the host with --copy instead",
     )?;
-    let root = place::lab_dir()?.join("packages").join(&release);
+    let root = files::lab_dir()?.join("packages").join(&release);
     // The list of what a package needs holds as long as the same things are installed on the host.
     let installed = fs::metadata(STATUS)
         .and_then(|m| m.modified())
@@ -48,7 +50,7 @@ fn with_dependencies(package: &str, progress: &Progress) -> Result<Vec<PathBuf>>
     if let Some(folders) = known() {
         return Ok(folders);
     }
-    let _lock = place::lock(&root.join("download-lock"))?;
+    let _lock = files::lock(&root.join("download-lock"))?;
     if let Some(folders) = known() {
         return Ok(folders);
     }
@@ -67,6 +69,6 @@ fn with_dependencies(package: &str, progress: &Progress) -> Result<Vec<PathBuf>>
         }
         names.push(folder);
     }
-    place::write_atomically(&list, names.join("\n").as_bytes())?;
+    files::write_atomically(&list, names.join("\n").as_bytes())?;
     Ok(names.iter().map(|name| root.join(name)).collect())
 }

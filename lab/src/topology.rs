@@ -1,26 +1,33 @@
-//! Does a running guest look like the machine that was asked for?
+//! Compares a running guest with the machine that it was booted on.
 //!
-//! The guest's own view is read from where schedulers and the kernel take it: sysfs for siblings,
-//! caches, nodes and online CPUs, /proc/schedstat for the scheduling domains that the kernel built.
+//! The guest's view is read where schedulers and the kernel read it: sysfs for siblings, LLCs, nodes
+//! and online CPUs, `/proc/schedstat` for the scheduling domains that the kernel built.
 
-use crate::guest::Guest;
-use crate::machine::{Machine, Place};
-use anyhow::{Context, Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// One `grep` for all files: a guest of 64 CPUs answers in one round.
+use anyhow::{Context, Result, ensure};
+
+use crate::guest::Guest;
+use crate::machine::{Cpu, Machine};
+
+/// Prints all files that are compared, as `FILE:LINE`. One command for all, because each command
+/// costs a round trip to the guest.
 const READ: &str = "cd /sys/devices/system; \
     grep -sH '' cpu/online cpu/present cpu/cpu[0-9]*/topology/thread_siblings_list \
         cpu/cpu[0-9]*/cache/index3/shared_cpu_list node/node[0-9]*/cpulist; \
     grep -sH '^cpu[0-9]\\|^domain' /proc/schedstat; true";
 
-/// Compares a guest with its machine; the differences in words, none if there are none.
+/// Returns the differences between a guest and its machine, one sentence each.
+///
+/// # Errors
+/// When the guest does not answer, or with text that is no list of CPUs.
 pub fn differences(guest: &mut Guest, machine: &Machine) -> Result<Vec<String>> {
     let text = guest.capture(&["sh", "-c", READ], Duration::from_secs(60))?;
     compare(&text, machine)
 }
 
+/// CPUs by their numbers.
 type Group = BTreeSet<u32>;
 
 fn compare(text: &str, machine: &Machine) -> Result<Vec<String>> {
@@ -31,8 +38,8 @@ fn compare(text: &str, machine: &Machine) -> Result<Vec<String>> {
             .context("the guest's grep prints file:line")?;
         files.entry(file).or_default().push(value);
     }
-    // The one list of a file, or nothing if the guest has no such file.
-    let group = |file: &str| -> Result<Vec<Group>> {
+    // The lists of a file: one, or none if the guest has no such file.
+    let groups = |file: &str| -> Result<Vec<Group>> {
         files
             .get(file)
             .into_iter()
@@ -40,14 +47,15 @@ fn compare(text: &str, machine: &Machine) -> Result<Vec<String>> {
             .map(|list| parse_list(list))
             .collect()
     };
-    let places = machine.places();
-    let online: Vec<Place> = places
+    let layout = machine.layout();
+    let online: Vec<Cpu> = layout
         .iter()
-        .filter(|p| !machine.offline.contains(&p.cpu))
+        .filter(|cpu| !machine.offline.contains(&cpu.number))
         .copied()
         .collect();
-    let alike = |same: &dyn Fn(&Place) -> bool| -> Group {
-        online.iter().filter(|p| same(p)).map(|p| p.cpu).collect()
+    let online_with = |shares: &dyn Fn(&Cpu) -> bool| -> Group {
+        let sharing = online.iter().filter(|cpu| shares(cpu));
+        sharing.map(|cpu| cpu.number).collect()
     };
 
     let mut differences = Vec::new();
@@ -58,33 +66,33 @@ fn compare(text: &str, machine: &Machine) -> Result<Vec<String>> {
     };
     expect(
         "present CPUs".into(),
-        group("cpu/present")?,
-        vec![places.iter().map(|p| p.cpu).collect()],
+        groups("cpu/present")?,
+        vec![layout.iter().map(|cpu| cpu.number).collect()],
     );
     expect(
         "online CPUs".into(),
-        group("cpu/online")?,
-        vec![alike(&|_| true)],
+        groups("cpu/online")?,
+        vec![online_with(&|_| true)],
     );
-    let domains = domains(files.get("/proc/schedstat").map_or(&[][..], Vec::as_slice))?;
-    for place in &online {
-        let cpu = place.cpu;
-        let core = alike(&|p| p.core == place.core);
-        let llc = alike(&|p| p.llc == place.llc);
-        let node = alike(&|p| p.node == place.node);
+    let domains = domains_by_cpu(files.get("/proc/schedstat").map_or(&[][..], Vec::as_slice))?;
+    for this in &online {
+        let cpu = this.number;
+        let core = online_with(&|other| other.core == this.core);
+        let llc = online_with(&|other| other.llc == this.llc);
+        let node = online_with(&|other| other.node == this.node);
         expect(
             format!("siblings of CPU {cpu}"),
-            group(&format!("cpu/cpu{cpu}/topology/thread_siblings_list"))?,
+            groups(&format!("cpu/cpu{cpu}/topology/thread_siblings_list"))?,
             vec![core.clone()],
         );
         expect(
             format!("CPUs that share the last-level cache of CPU {cpu}"),
-            group(&format!("cpu/cpu{cpu}/cache/index3/shared_cpu_list"))?,
+            groups(&format!("cpu/cpu{cpu}/cache/index3/shared_cpu_list"))?,
             vec![llc.clone()],
         );
         // The kernel leaves out a domain that is no larger than the one below it.
         let mut wanted: Vec<Group> = Vec::new();
-        for level in [core, llc, node, alike(&|_| true)] {
+        for level in [core, llc, node, online_with(&|_| true)] {
             if level.len() > wanted.last().map_or(1, Group::len) {
                 wanted.push(level);
             }
@@ -93,22 +101,22 @@ fn compare(text: &str, machine: &Machine) -> Result<Vec<String>> {
         expect(format!("domains of CPU {cpu}"), found, wanted);
     }
     for node in 0..machine.nodes() {
-        let mut found = group(&format!("node/node{node}/cpulist"))?;
-        // Whether an offline CPU is still listed differs between kernels.
+        let mut found = groups(&format!("node/node{node}/cpulist"))?;
+        // Some kernels still list an offline CPU here, others do not.
         found
             .iter_mut()
             .for_each(|group| group.retain(|cpu| !machine.offline.contains(cpu)));
         expect(
             format!("CPUs of node {node}"),
             found,
-            vec![alike(&|p| p.node == node)],
+            vec![online_with(&|cpu| cpu.node == node)],
         );
     }
     Ok(differences)
 }
 
-/// The spans of each CPU's scheduling domains, smallest first.
-fn domains(lines: &[&str]) -> Result<BTreeMap<u32, Vec<Group>>> {
+/// Returns the CPUs of each scheduling domain of each CPU, smallest domain first.
+fn domains_by_cpu(lines: &[&str]) -> Result<BTreeMap<u32, Vec<Group>>> {
     let mut domains: BTreeMap<u32, Vec<Group>> = BTreeMap::new();
     let mut cpu = None;
     for line in lines {
@@ -128,6 +136,7 @@ fn domains(lines: &[&str]) -> Result<BTreeMap<u32, Vec<Group>>> {
     Ok(domains)
 }
 
+/// Reads a mask in the kernel's form: words of 32 bits in hexadecimal, the lowest last.
 fn parse_mask(mask: &str) -> Result<Group> {
     let mut group = Group::new();
     for (word, digits) in mask.split(',').rev().enumerate() {
@@ -141,6 +150,7 @@ fn parse_mask(mask: &str) -> Result<Group> {
     Ok(group)
 }
 
+/// Reads a list in the kernel's form, such as `0-3,8`.
 fn parse_list(list: &str) -> Result<Group> {
     let mut group = Group::new();
     for part in list.trim().split(',').filter(|part| !part.is_empty()) {
@@ -172,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_differs_is_told_apart() {
+    fn a_guest_that_differs_is_reported() {
         let machine = Machine::preset("tiny2").expect("preset");
         let guest = |llc: &str| {
             format!(

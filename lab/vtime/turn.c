@@ -114,16 +114,16 @@ static void let_look(struct vcpu *v)
 	}
 }
 
-/* The vCPU's own thread: sleep until something of interest has changed. */
-static void sleep_until_let(struct vcpu *v)
+/* Sleep until @word changes. @asleep tells others that a wakeup is needed; `lock` is released. */
+static void sleep_on(uint32_t *word, bool *asleep)
 {
-	const uint32_t word = v->turn_word;
+	const uint32_t value = *word;
 
-	v->asleep = true;
+	*asleep = true;
 	turn_unlock();
-	futex_wait(&v->turn_word, word);
+	futex_wait(word, value);
 	turn_lock();
-	v->asleep = false;
+	*asleep = false;
 }
 
 static int64_t least_active(const struct vcpu *except)
@@ -246,6 +246,18 @@ static bool is_released(struct vcpu *v)
 	return true;
 }
 
+/*
+ * The vCPU's own thread: wait for a turn, or for a general release. Return
+ * true if it has a turn.
+ */
+static bool wait_for_turn(struct vcpu *v)
+{
+	dispatch();
+	while (v->state != VCPU_RUNNING && !is_released(v))
+		sleep_on(&v->turn_word, &v->asleep);
+	return v->state == VCPU_RUNNING;
+}
+
 static void become_ready(struct vcpu *v, int64_t at_ns)
 {
 	if (at_ns > v->waits_since_ns) {
@@ -297,10 +309,7 @@ bool turn_take(struct vcpu *v)
 	} else if (v->state != VCPU_READY) {
 		become_ready(v, now_ns);
 	}
-	dispatch();
-	while (v->state != VCPU_RUNNING && !is_released(v))
-		sleep_until_let(v);
-	has_turn = v->state == VCPU_RUNNING;
+	has_turn = wait_for_turn(v);
 	turn_unlock();
 	return has_turn;
 }
@@ -343,10 +352,7 @@ bool turn_wait(struct vcpu *v, enum vcpu_state state)
 		turn_unlock();
 		return has_turn;
 	}
-	dispatch();
-	while (v->state != VCPU_RUNNING && !is_released(v))
-		sleep_until_let(v);
-	has_turn = v->state == VCPU_RUNNING;
+	has_turn = wait_for_turn(v);
 	turn_unlock();
 	return has_turn;
 }
@@ -466,14 +472,8 @@ void turn_main_woken(void)
 		expect_main();
 	}
 	while (options.deterministic && running) {
-		const uint32_t word = main_word;
-
 		WRITE_ONCE(wanted, true);
-		main_asleep = true;
-		turn_unlock();
-		futex_wait(&main_word, word);
-		turn_lock();
-		main_asleep = false;
+		sleep_on(&main_word, &main_asleep);
 	}
 	main_state = MAIN_BUSY;
 	if (main_deadline_ns <= now_ns && now_ns - main_deadline_ns > counters.late_max_ns)

@@ -7,7 +7,7 @@
 
 use crate::{TestGuest, boot, boot_alone};
 use anyhow::{Context, Result, bail, ensure};
-use magpie_lab::{Guest, GuestOptions, guest, place};
+use magpie_lab::{Guest, GuestOptions, files, guest};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::Command;
@@ -43,7 +43,7 @@ pub fn program(name: &str) -> Result<PathBuf> {
 
 /// Builds all programs of the workspace, and returns their folder.
 fn build() -> Result<PathBuf> {
-    let tree = place::source_tree().context("the tests need the source tree")?;
+    let tree = files::source_tree().context("the tests need the source tree")?;
     let target = match std::env::var_os("CARGO_TARGET_DIR") {
         Some(target) => PathBuf::from(target),
         None => tree.join("target"),

@@ -1,38 +1,47 @@
-//! One job in a virtual-time machine, with nothing from outside while it runs.
+//! One job in a virtual-time machine, with no input from the host while it runs.
 //!
-//! An interactive [`Guest`](crate::Guest) takes commands over a socket, and when one arrives depends
-//! on the host. Here the job is part of the boot: the machine starts, does it, powers off. On a
-//! deterministic machine the output is the same, byte for byte, in every run.
+//! An interactive [`Guest`](crate::Guest) takes commands over a socket, and the virtual time at
+//! which one arrives depends on the host. A batch job is part of the boot instead: the machine
+//! starts, runs the job and powers off. On a deterministic machine its output is the same, byte for
+//! byte, in every run.
 
-use super::{Fidelity, REPORT, plugin, prepare};
-use crate::guest::{Accelerator, GuestOptions};
-use crate::image::Contents;
-use crate::qemu::Qemu;
-use crate::{image, packages};
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use std::time::Duration;
 
-/// Most bytes of a job: the kernel's command line has room for 2048, the lab's words included.
+use super::{Fidelity, REPORT, plugin, prepare};
+use crate::boot;
+use crate::options::{Accelerator, GuestOptions};
+
+/// Most bytes of a job. The kernel's command line has room for 2048, which the job, in base64,
+/// shares with the lab's words.
 const LONGEST_JOB: usize = 1000;
 
+/// The line that `vtime-batch` prints before the job's output.
 const BEGIN: &str = "magpie-batch: begin";
+
+/// The line that it prints after the job's output begins with this; the exit code follows.
 const END: &str = "magpie-batch: end ";
 
-/// What came of a job.
+/// How a job ended.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// The job's exit code.
     pub code: i32,
-    /// What it wrote, standard output and error together.
+    /// The job's output, standard output and error together.
     pub output: String,
     /// How well the machine kept its promises.
     pub fidelity: Fidelity,
 }
 
-/// Boots the machine, runs `job` (a shell script) in it, and waits for its end, at most `timeout` of
-/// real time, boot included.
+/// Boots the machine, runs `job` (a shell script) in it, and waits for its end. `timeout` is in real
+/// time and includes the boot.
+///
+/// # Errors
+/// When the job is too long for the kernel's command line, or the machine does not boot, run the job
+/// and power off in time.
 pub fn run(options: &GuestOptions, job: &str, timeout: Duration) -> Result<Outcome> {
     ensure!(
         job.len() <= LONGEST_JOB,
@@ -47,32 +56,21 @@ pub fn run(options: &GuestOptions, job: &str, timeout: Duration) -> Result<Outco
         format!("magpie.job={}", BASE64.encode(job)),
     ]);
     let kernel = options.kernel.resolve(&options.progress)?;
-    let contents = Contents {
-        config: kernel.config.clone(),
-        packages: packages::unpacked(&options.packages, &options.progress)?,
-        files: options.files.clone(),
-    };
-    options
-        .progress
-        .say(&format!("running on {}", options.machine.name));
-    let qemu = Qemu::start(&options, &kernel, Accelerator::Tcg, |path| {
-        image::write(&contents, path)
-    })?;
-    // Its agent's socket stays unused, but QEMU waits for nobody.
+    let qemu = boot::start(&options, &kernel, Accelerator::Tcg)?;
+    let name = &options.machine.name;
+    options.progress.say(&format!("running on {name}"));
+    // No agent connects to the socket of this QEMU, which does not wait for one.
     let Some(status) = qemu.wait(timeout) else {
         let limit = timeout.as_secs_f64();
-        bail!(
-            "{}",
-            qemu.report(&format!("the job did not end within {limit} s"))
-        );
+        let what = format!("the job did not end within {limit} s");
+        bail!("{}", qemu.report(&what));
     };
     ensure!(
         status.success(),
         "{}",
         qemu.report("QEMU failed while the job ran")
     );
-    let console = qemu.console();
-    let (code, output) = parse(&console)
+    let (code, output) = parse(&qemu.console())
         .with_context(|| qemu.report("the guest powered off before the job was done"))?;
     Ok(Outcome {
         code,
@@ -81,9 +79,10 @@ pub fn run(options: &GuestOptions, job: &str, timeout: Duration) -> Result<Outco
     })
 }
 
-/// The job that starts a scheduler, runs a command under it and stops it. It ends with the command's
-/// exit code, or with 125 and the scheduler's own words if that did not start or did not last.
-pub fn job(scheduler: Option<&[String]>, command: &[String]) -> String {
+/// Returns a job that starts a scheduler, runs a command under it and stops it. The job's exit code
+/// is the command's, or 125 if the scheduler did not start or did not last; then the job prints the
+/// scheduler's output.
+pub(crate) fn job(scheduler: Option<&[String]>, command: &[String]) -> String {
     let command = shell_words::join(command);
     let Some(scheduler) = scheduler else {
         return format!("{command}\n");
@@ -100,7 +99,7 @@ pub fn job(scheduler: Option<&[String]>, command: &[String]) -> String {
     )
 }
 
-/// Exit code and output between the marks of `vtime-batch`.
+/// Returns the exit code and the output that are between the marks of `vtime-batch`.
 fn parse(console: &str) -> Option<(i32, String)> {
     let (_, rest) = console.split_once(BEGIN)?;
     let (output, end) = rest.rsplit_once(END)?;

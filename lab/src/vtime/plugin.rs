@@ -1,16 +1,20 @@
-//! The plugin and the programs that check it, built from the sources embedded in this program.
+//! The plugin and the programs that run in its guests, built from the sources embedded in this
+//! program.
 //!
-//! An installed `magpie` has no source tree, and QEMU's plugin interface needs no headers: `make` and
-//! a C compiler are enough. The result is kept by the hash of its sources.
+//! The sources are embedded because an installed `magpie` has no source tree. `make` and a C
+//! compiler build them: the plugin declares the part of QEMU's interface that it uses, and needs no
+//! headers. The result is kept under the hash of its sources.
 
-use crate::guest::Progress;
-use crate::place;
-use anyhow::{Context, Result, bail, ensure};
-use sha2::{Digest, Sha256};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use sha2::{Digest, Sha256};
+
+use crate::files;
+use crate::progress::Progress;
 
 macro_rules! sources {
     ($($name:literal),* $(,)?) => {
@@ -36,31 +40,25 @@ sources!(
     "report.c",
     "watchdog.c",
     "check/vtime-check.c",
-    "check/vtime-load.c",
     "check/vtime-batch",
 );
 
-/// The plugin, built if need be.
+/// Returns the plugin. The first call builds it.
 pub fn build(progress: &Progress) -> Result<PathBuf> {
     Ok(built(progress)?.join("magpie-vtime.so"))
 }
 
-/// The self-check for the guest: `vtime-check MIPS WINDOW_NS SMT_FACTOR`.
+/// Returns the self-check that runs in a guest: `vtime-check MIPS WINDOW_NS SMT_FACTOR`.
 pub fn check_program(progress: &Progress) -> Result<PathBuf> {
     Ok(built(progress)?.join("vtime-check"))
 }
 
-/// The fixed load for the guest: `vtime-load LOOPS ROUND_TRIPS`.
-pub fn load_program(progress: &Progress) -> Result<PathBuf> {
-    Ok(built(progress)?.join("vtime-load"))
-}
-
-/// The init of a batch guest.
-pub(super) fn batch_init(progress: &Progress) -> Result<PathBuf> {
+/// Returns the script that is the init of a batch guest.
+pub fn batch_init(progress: &Progress) -> Result<PathBuf> {
     Ok(built(progress)?.join("vtime-batch"))
 }
 
-/// The folder with everything that is built.
+/// Returns the folder with everything that is built. The first call builds.
 fn built(progress: &Progress) -> Result<PathBuf> {
     let mut hash = Sha256::new();
     for (name, text) in SOURCES {
@@ -71,12 +69,12 @@ fn built(progress: &Progress) -> Result<PathBuf> {
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect();
-    let root = place::lab_dir()?.join("vtime");
+    let root = files::lab_dir()?.join("vtime");
     let folder = root.join(&hash);
     if folder.is_dir() {
         return Ok(folder);
     }
-    let _lock = place::lock(&root.join("build.lock"))?;
+    let _lock = files::lock(&root.join("build.lock"))?;
     if folder.is_dir() {
         return Ok(folder);
     }
@@ -97,7 +95,7 @@ fn built(progress: &Progress) -> Result<PathBuf> {
 }
 
 fn write_sources(folder: &Path) -> Result<()> {
-    fs::create_dir(folder.join("check")).context("cannot create a folder")?;
+    fs::create_dir(folder.join("check")).context("cannot create a folder to build in")?;
     for (name, text) in SOURCES {
         fs::write(folder.join(name), text).with_context(|| format!("cannot write {name}"))?;
     }

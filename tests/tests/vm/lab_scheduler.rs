@@ -4,7 +4,7 @@
 //! The scheduler is scx_magpie, as `cargo build --release` left it.
 
 use anyhow::{Context, Result, bail, ensure};
-use magpie_lab::{KernelChoice, Stream, guest, kernel, place};
+use magpie_lab::{KernelChoice, Stream, files, guest, kernel};
 use magpie_tests::boot;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +14,7 @@ const SCHEDULER: &str = "scx_magpie";
 
 /// Returns the scheduler that `cargo build --release` made.
 fn scheduler() -> Result<PathBuf> {
-    let tree = place::source_tree().context("the tests run in the source tree")?;
+    let tree = files::source_tree().context("the tests run in the source tree")?;
     let file = tree.join("target/release").join(SCHEDULER);
     ensure!(
         file.is_file(),

@@ -2,7 +2,8 @@
 //! reports a hang with the state of each vCPU.
 
 use anyhow::{Context, Result, ensure};
-use magpie_lab::vtime::{batch, selfcheck};
+use magpie_lab::selfcheck;
+use magpie_lab::vtime::batch;
 use magpie_lab::{GuestOptions, Machine};
 use magpie_tests::scheduler::PATIENCE;
 use magpie_tests::{boot, build_agent, share_of, shell_argv};

@@ -1,38 +1,50 @@
-//! Does a virtual-time machine keep the time that it promises? Asked from within the guest.
+//! The self-check of a machine in virtual time: whether a guest measures the times that the
+//! machine's speed predicts.
 //!
 //! The program is `lab/vtime/check/vtime-check.c`; every guest in virtual time has it.
 
-use crate::guest::{Guest, Stream};
-use crate::machine::Machine;
-use anyhow::{Context, Result, bail, ensure};
-use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// What the self-check measured. Percentages are the greatest deviation of any CPU from the
-/// predicted time, each CPU's figure a median.
+use anyhow::{Context, Result, bail, ensure};
+use magpie_guest::Stream;
+use serde::{Deserialize, Serialize};
+
+use crate::guest::Guest;
+use crate::machine::Machine;
+
+/// What the self-check measured. A percentage is the greatest deviation of any CPU from the
+/// predicted time, and the figure of each CPU is a median.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SelfCheck {
     /// CPUs that took part.
     pub cpus: u32,
     /// Cores that took part.
     pub cores: u32,
-    /// A loop of known length on one CPU.
+    /// Deviation of a loop of known length on one CPU.
     pub loop_alone_percent: f64,
-    /// The same on one thread of every core at once.
+    /// Deviation of that loop on one thread of every core at once.
     pub loop_all_percent: f64,
-    /// The same on all threads of all cores, against the SMT model's prediction; none without SMT.
+    /// Deviation of that loop on all threads of all cores, from the SMT model's prediction; `None`
+    /// without SMT.
     pub loop_siblings_percent: Option<f64>,
-    /// The same on one thread whose sibling works (`lab/vtime/work.c`); none without SMT.
+    /// Deviation of that loop on a thread whose sibling passes time (`lab/vtime/work.c`), from the
+    /// SMT model's prediction; `None` without SMT.
     pub beside_work_percent: Option<f64>,
-    /// How much longer than 10 ms the second half of 20 ms of sleep took, in nanoseconds.
+    /// By how much 20 ms of sleep took more than 10 ms longer than 10 ms of sleep, in nanoseconds.
     pub sleep_error_ns: f64,
-    /// An inter-processor interrupt and its answer, system call included; none with one core.
+    /// Time from an inter-processor interrupt to its answer, in nanoseconds, system call included;
+    /// `None` with one core.
     pub ipi_round_trip_ns: Option<f64>,
-    /// Loops within 1 %, sleep within the window, the interrupt within two.
+    /// Whether the loops are within 1 %, the sleep within a window, the interrupt within two.
     pub holds: bool,
 }
 
-/// Runs the self-check in a guest of that machine. One that does not hold is a result, not an error.
+/// Runs the self-check in a guest of that machine. A check that does not hold is a result, no
+/// error.
+///
+/// # Errors
+/// When the machine is not in virtual time, or the check does not finish within `timeout` (real
+/// time).
 pub fn run(guest: &mut Guest, machine: &Machine, timeout: Duration) -> Result<SelfCheck> {
     let time = machine
         .virtual_time
@@ -49,10 +61,8 @@ pub fn run(guest: &mut Guest, machine: &Machine, timeout: Duration) -> Result<Se
         Stream::Stdout => stdout.extend_from_slice(bytes),
         Stream::Stderr => stderr.extend_from_slice(bytes),
     })?;
-    let (stdout, stderr) = (
-        String::from_utf8_lossy(&stdout),
-        String::from_utf8_lossy(&stderr),
-    );
+    let stdout = String::from_utf8_lossy(&stdout);
+    let stderr = String::from_utf8_lossy(&stderr);
     ensure!(
         matches!(result.code, 0 | 1),
         "the self-check ended with code {}: {stderr}",

@@ -1,0 +1,74 @@
+//! What a guest is booted with: machine, kernel, packages and files, time limits, QEMU.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::kernel::KernelChoice;
+use crate::machine::Machine;
+use crate::progress::Progress;
+
+/// What executes the guest's instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Accelerator {
+    /// Hardware virtualisation.
+    Kvm,
+    /// QEMU's translator, with one host thread per vCPU.
+    Tcg,
+}
+
+/// What to boot and how. `Default` boots the machine tiny2 with the newest locked kernel.
+#[derive(Debug, Clone)]
+pub struct GuestOptions {
+    /// Shape of the machine, and its speed if it is in virtual time.
+    pub machine: Machine,
+    /// Kernel to boot.
+    pub kernel: KernelChoice,
+    /// Debian packages to unpack into the image, with the dependencies that the host lacks.
+    pub packages: Vec<String>,
+    /// Host programs and files to copy to the guest's /bin, with the libraries they need.
+    pub files: Vec<PathBuf>,
+    /// Real time that the guest may take until its agent says hello.
+    pub boot_timeout: Duration,
+    /// Real time that a scheduler may take to be enabled, or to end after it was asked to.
+    pub scheduler_timeout: Duration,
+    /// Real time that the guest may take for an answer that needs no work.
+    pub answer_timeout: Duration,
+    /// Further words for the kernel's command line.
+    pub kernel_cmdline: Vec<String>,
+    /// Accelerator; `None` tries KVM and falls back to the translator.
+    pub accelerator: Option<Accelerator>,
+    /// QEMU's CPU model with its features; `None` takes one that suits the accelerator.
+    pub cpu: Option<String>,
+    /// QEMU binary; `None` takes `MAGPIE_QEMU`, the host's, or one of Debian's backports.
+    pub qemu_program: Option<PathBuf>,
+    /// Further arguments for QEMU. `{folder}` in one stands for the folder of this run.
+    pub extra_qemu_args: Vec<String>,
+    /// Further environment variables for QEMU.
+    pub qemu_environment: Vec<(String, String)>,
+    /// Hears of downloads and of the boot.
+    pub progress: Progress,
+}
+
+impl Default for GuestOptions {
+    fn default() -> Self {
+        GuestOptions {
+            machine: Machine::default(),
+            kernel: KernelChoice::Default,
+            packages: Vec::new(),
+            files: Vec::new(),
+            boot_timeout: Duration::from_secs(120),
+            scheduler_timeout: Duration::from_secs(90),
+            answer_timeout: Duration::from_secs(20),
+            kernel_cmdline: Vec::new(),
+            accelerator: None,
+            cpu: None,
+            qemu_program: None,
+            extra_qemu_args: Vec::new(),
+            qemu_environment: Vec::new(),
+            progress: Progress::default(),
+        }
+    }
+}
