@@ -1,8 +1,8 @@
-//! Debian packages without touching the host's apt: private apt roots below the lab's folder.
+//! Debian packages from private apt roots below the lab's folder: the host's apt stays as it is.
 //!
-//! A root has its own list of sources, indexes and cache; the mirror is the one that the host's own
-//! configuration names, and its proxies stay in effect. Nothing is installed: archives are downloaded
-//! and unpacked into folders.
+//! A root has its own list of sources, its own indexes and cache. The mirror and the proxies are
+//! those of the host's configuration. Packages are downloaded and unpacked into folders, and
+//! nothing is installed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,28 +14,30 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::{files, text};
 
-/// Indexes older than this are refreshed before something new is looked up in them.
+/// Indexes older than this are fetched again before a package is looked up.
 const INDEX_AGE: Duration = Duration::from_secs(24 * 3600);
 
-/// What is installed on the host.
+/// dpkg's list of the packages that are installed on the host.
 pub const STATUS: &str = "/var/lib/dpkg/status";
 
 /// Lines of apt's and dpkg's output that an error shows.
 const LINES_SHOWN: usize = 8;
 
+/// apt's program that downloads one file.
 const DOWNLOADER: &str = "/usr/lib/apt/apt-helper";
 
 /// A private apt root.
 #[derive(Debug)]
 pub struct Apt {
     root: PathBuf,
-    /// Parameters of the private root, as `-o` wants them.
+    /// Settings of the private root, in the form of apt's option `-o`.
     options: Vec<String>,
 }
 
 impl Apt {
-    /// Opens (and makes if need be) the root of that name with these suites of the mirror.
-    /// `status` is the dpkg status that dependencies are resolved against.
+    /// Opens the root of that name with these suites of the mirror, and makes it if it is missing.
+    /// Dependencies are resolved against the dpkg status file `status`, or as if nothing were
+    /// installed.
     pub fn open(name: &str, suites: &[&str], status: Option<&Path>) -> Result<Apt> {
         let root = files::lab_dir()?.join("apt").join(name);
         for folder in ["state/lists/partial", "cache/archives/partial"] {
@@ -77,6 +79,7 @@ impl Apt {
         })
     }
 
+    /// Runs one of apt's programs on this root.
     fn run(&self, program: &str, arguments: &[&str], folder: &Path) -> Result<Output> {
         Command::new(program)
             .args(self.options.iter().flat_map(|option| ["-o", option]))
@@ -88,11 +91,12 @@ impl Apt {
             .with_context(|| {
                 format!(
                     "cannot run {program}: the lab takes kernels and packages from Debian and \
-                         needs apt; use --kernel FILE --config FILE without it"
+                     needs apt; on a host without it use --kernel FILE --config FILE"
                 )
             })
     }
 
+    /// Runs one of apt's programs and returns what it prints.
     fn query(&self, program: &str, arguments: &[&str]) -> Result<String> {
         let output = self.run(program, arguments, &self.root)?;
         ensure!(
@@ -104,7 +108,8 @@ impl Apt {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Fetches the indexes if they are missing or old, or in any case if `force`d.
+    /// Fetches the indexes if they are missing or older than a day, with `force` if they are older
+    /// than a minute. The minute lets processes that wait for each other here share one update.
     pub fn update(&self, force: bool) -> Result<()> {
         let _lock = files::lock(&self.root.join("update.lock"))?;
         let stamp = self.root.join("updated");
@@ -112,13 +117,12 @@ impl Apt {
             .and_then(|m| m.modified())
             .ok()
             .and_then(|t| t.elapsed().ok());
-        // A forced update that another process has just made is good enough.
-        let enough = if force {
+        let oldest = if force {
             Duration::from_secs(60)
         } else {
             INDEX_AGE
         };
-        if age.is_some_and(|age| age < enough) {
+        if age.is_some_and(|age| age < oldest) {
             return Ok(());
         }
         let arguments = ["update", "-q", "--error-on=any"];
@@ -132,7 +136,7 @@ impl Apt {
         fs::write(&stamp, "").with_context(|| format!("cannot write {}", stamp.display()))
     }
 
-    /// Names of all packages that start with `prefix`.
+    /// Returns the names of all packages that start with `prefix`.
     pub fn names(&self, prefix: &str) -> Result<Vec<String>> {
         Ok(self
             .query("apt-cache", &["pkgnames", prefix])?
@@ -141,7 +145,7 @@ impl Apt {
             .collect())
     }
 
-    /// The fields of the newest version of a package, none if there is no such package.
+    /// Returns the fields of a package's newest version, or `None` if there is no such package.
     pub fn show(&self, package: &str) -> Result<Option<BTreeMap<String, String>>> {
         let arguments = ["show", "--no-all-versions", package];
         let output = self.run("apt-cache", &arguments, &self.root)?;
@@ -155,7 +159,8 @@ impl Apt {
         Ok(fields.contains_key("Version").then_some(fields))
     }
 
-    /// What would have to be installed on this host for `package`, itself first.
+    /// Returns the packages that an installation of `package` on this host would bring, `package`
+    /// first.
     pub fn missing_with(&self, package: &str) -> Result<Vec<String>> {
         let arguments = ["-s", "--no-install-recommends", "install", package];
         let output = self.run("apt-get", &arguments, &self.root)?;
@@ -174,15 +179,14 @@ impl Apt {
         Ok(packages)
     }
 
-    /// The newest version of a package that can be downloaded, none if there is no such package. What
-    /// is installed on this host does not count: it may be newer, by a security update.
+    /// Returns the newest version of a package that the mirror has, or `None` if there is no such
+    /// package. The version on this host may be newer, by a security update.
     pub fn newest_version(&self, package: &str) -> Result<Option<String>> {
         let table = self.query("apt-cache", &["madison", package])?;
         Ok(newest(&table).map(str::to_string))
     }
 
-    /// Downloads a package (or `NAME=VERSION`, `NAME/SUITE`) and unpacks it into `folder`, which must
-    /// not exist.
+    /// Downloads a package (`NAME`, `NAME=VERSION` or `NAME/SUITE`) and unpacks it into `folder`.
     pub fn download_and_unpack(&self, package: &str, folder: &Path) -> Result<()> {
         let work = tempfile::tempdir_in(&self.root).context("cannot create a download folder")?;
         let output = self.run("apt-get", &["download", "-q", package], work.path())?;
@@ -200,12 +204,13 @@ impl Apt {
     }
 }
 
-/// The newest version that archives have, from the table that `apt-cache madison` prints.
+/// Returns the version in the first line of the table that `apt-cache madison` prints: the newest.
 fn newest(madison: &str) -> Option<&str> {
     madison.lines().next()?.split('|').nth(1).map(str::trim)
 }
 
-/// Unpacks an archive so that `folder` is there complete or not at all.
+/// Unpacks an archive into `folder`, in one step: the folder is there with everything, or not at
+/// all. A folder that exists is left as it is.
 pub fn unpack(archive: &Path, folder: &Path) -> Result<()> {
     let parent = folder
         .parent()
@@ -231,8 +236,8 @@ pub fn unpack(archive: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Downloads a file of the mirror's pool; with a hash the result is checked against it.
-/// `Ok(false)` if the mirror does not have it any more.
+/// Downloads a file of the mirror's pool and checks it against the hash, if one is given. Returns
+/// false if the mirror does not have the file any more.
 pub fn download_from_pool(path: &str, sha256: Option<&str>, to: &Path) -> Result<bool> {
     let url = format!("{}/{path}", mirror()?);
     let mut command = Command::new(DOWNLOADER);
@@ -265,7 +270,8 @@ pub fn download_from_pool(path: &str, sha256: Option<&str>, to: &Path) -> Result
     )
 }
 
-/// Base address of the Debian mirror that the host uses, or of `MAGPIE_DEBIAN_MIRROR`.
+/// Returns the base address of a Debian mirror: `MAGPIE_DEBIAN_MIRROR`, or the one that the host's
+/// apt uses.
 fn mirror() -> Result<String> {
     if let Ok(mirror) = std::env::var("MAGPIE_DEBIAN_MIRROR") {
         return Ok(mirror.trim_end_matches('/').to_string());
@@ -292,7 +298,7 @@ fn mirror() -> Result<String> {
     )
 }
 
-/// Code name of the host's Debian release.
+/// Returns the code name of the host's Debian release, or `None` on other hosts.
 pub fn host_release() -> Option<String> {
     let text = fs::read_to_string("/etc/os-release").ok()?;
     let field = |name: &str| {
@@ -307,6 +313,7 @@ pub fn host_release() -> Option<String> {
     }
 }
 
+/// The text of a `sources.list`.
 fn sources(mirror: &str, suites: &[&str]) -> String {
     let keys = ["gpg", "pgp"]
         .map(|end| format!("/usr/share/keyrings/debian-archive-keyring.{end}"))

@@ -1,4 +1,4 @@
-//! `magpie lab`: run something in a guest, list kernels and machines, check a machine.
+//! `magpie lab`: runs a command in a guest, lists kernels and machines, checks a machine.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ use crate::options::GuestOptions;
 use crate::progress::Progress;
 use crate::{image, packages, qemu, selfcheck, topology, vtime};
 
-/// Exit code of `magpie lab run` when the lab itself failed, so that it is not taken for the command's.
-pub const LAB_FAILED: u8 = 125;
+/// Exit code of `magpie lab run` when the lab itself failed. Commands seldom end with it.
+const LAB_FAILED: u8 = 125;
 
 /// Arguments of `magpie lab`.
 #[derive(Debug, clap::Args)]
@@ -29,13 +29,13 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Boot a guest, start a scheduler in it, run a command, stream its output.
+    /// Boot a guest, start a scheduler in it, run a command and print its output.
     Run(Run),
     /// List the kernels of the lock file.
     Kernels(Kernels),
     /// List the machine presets.
     Machines(Machines),
-    /// Boot a machine and compare what the guest sees with what was asked for.
+    /// Boot a machine and compare the topology that the guest sees with the machine.
     Check(Check),
 }
 
@@ -44,22 +44,22 @@ struct Vm {
     /// Preset (see `magpie lab machines`) or path of a machine's TOML file.
     #[arg(long, value_name = "NAME|FILE", default_value = "tiny2")]
     machine: String,
-    /// Series of a stock kernel (see `magpie lab kernels`), or path of a bzImage; the newest series
-    /// if absent.
+    /// Series of a stock kernel (see `magpie lab kernels`), or path of a bzImage [default: the
+    /// newest series].
     #[arg(long, value_name = "SERIES|FILE")]
     kernel: Option<String>,
-    /// Configuration of the kernel given as a file. libbpf needs it to load schedulers.
+    /// Configuration of a kernel that is given as a file. libbpf needs it to load schedulers.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Seconds that the guest may take to boot.
+    /// Seconds of real time that the guest may take to boot.
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     boot_timeout: u64,
 }
 
 /// Boots a guest, starts a scheduler in it, runs a command and returns the command's exit code.
 ///
-/// The exit code is 125 when the lab itself failed, or when the scheduler ended while the command
-/// ran; the reason is on standard error.
+/// The exit code is 125 if the lab itself failed, or if the scheduler ended while the command ran.
+/// Then standard error has the reason.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     magpie lab run -- uname -a\n  \
@@ -68,31 +68,31 @@ struct Vm {
 struct Run {
     #[command(flatten)]
     vm: Vm,
-    /// Scheduler with its options, as one word. The program is looked for in the source tree's
-    /// target/release and target/peers/bin, then in PATH, and copied into the guest.
+    /// Scheduler with its options, as one word. The lab looks for the program in the source tree's
+    /// target/release and target/peers/bin, then in PATH, and copies it into the guest.
     #[arg(long, value_name = "COMMAND")]
     sched: Option<String>,
-    /// Debian package to unpack into the guest; may be given several times.
+    /// Debian package to unpack into the guest. May be given several times.
     #[arg(long, value_name = "NAME")]
     package: Vec<String>,
-    /// File or program of this host to put into the guest's /bin with the libraries it needs; may
+    /// Program or file of this host to copy into the guest's /bin, with the libraries it needs. May
     /// be given several times.
     #[arg(long, value_name = "FILE")]
     copy: Vec<PathBuf>,
-    /// Seconds that the command may run.
+    /// Seconds of real time that the command may run.
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     timeout: u64,
-    /// On a machine in virtual time: CPUs and timers take turns, and nothing comes from outside, so
-    /// that the output is the same in every run. Printed when the command has ended; `--timeout`
-    /// includes the boot.
+    /// Make every run print the same, byte for byte. For machines in virtual time: CPUs and timers
+    /// run one at a time, and the host sends nothing. The output comes when the command has ended,
+    /// and --timeout includes the boot.
     #[arg(long)]
     deterministic: bool,
-    /// Write exit code, times, kernel and machine as JSON to a file, `-` for standard output; with
-    /// a machine in virtual time, how well it kept its promises.
+    /// Write exit code, times, kernel and machine as JSON to a file, `-` for standard output. For a
+    /// machine in virtual time, also how well it kept its promises.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Command and its arguments: a program of a package, a busybox applet, or a program of this
-    /// host, which is then copied into the guest.
+    /// host, which the lab copies into the guest.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
@@ -102,7 +102,7 @@ struct Kernels {
     /// Write the list as JSON to a file, `-` for standard output.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Look up and download the kernels that are missing.
+    /// Download the kernels that are missing.
     #[arg(long)]
     download: bool,
 }
@@ -118,12 +118,15 @@ struct Machines {
 struct Check {
     #[command(flatten)]
     vm: Vm,
-    /// Seconds that the self-check of a machine in virtual time may take.
+    /// Seconds of real time that the self-check of a machine in virtual time may take.
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     timeout: u64,
 }
 
-/// Runs `magpie lab`; the process's exit code.
+/// Runs `magpie lab` and returns the process's exit code.
+///
+/// # Errors
+/// When a command other than `run` fails; `run` prints its error and returns 125.
 pub fn run(args: Args) -> Result<u8> {
     ctrlc::set_handler(|| {
         qemu::abandon_all();
@@ -191,7 +194,7 @@ fn run_command(run: &Run) -> Result<u8> {
     spinner.clear();
     let timeout = Duration::from_secs(run.timeout);
     let ran = guest.exec(&command, timeout, &mut |stream, bytes| {
-        // A closed pipe (`| head`) is no reason to leave the guest in the middle of a command.
+        // The command runs on if standard output is a closed pipe (`| head`).
         let _ = match stream {
             Stream::Stdout => io::stdout()
                 .write_all(bytes)
@@ -200,7 +203,7 @@ fn run_command(run: &Run) -> Result<u8> {
         };
     });
     if scheduler.is_some() {
-        // Also when the command failed: a scheduler that was thrown out explains why.
+        // First of all, because a scheduler that the kernel disabled explains a failed command.
         if let Ok(Some(exit)) = guest.scheduler_died() {
             bail!(
                 "the scheduler ended while the command ran\n{}",
@@ -234,7 +237,7 @@ fn run_command(run: &Run) -> Result<u8> {
     Ok(u8::try_from(result.code).unwrap_or(u8::MAX))
 }
 
-/// A run whose output is the same each time: a batch guest on a deterministic machine.
+/// Runs a command as a batch job on a deterministic machine, where every run is the same.
 fn run_deterministic(
     run: &Run,
     mut options: GuestOptions,
@@ -244,7 +247,7 @@ fn run_deterministic(
 ) -> Result<u8> {
     let name = options.machine.name.clone();
     let time = options.machine.virtual_time.as_mut().with_context(|| {
-        format!("--deterministic needs a machine in virtual time, such as vt16; {name} is none")
+        format!("--deterministic needs a machine in virtual time, such as vt16; {name} is not one")
     })?;
     time.deterministic = true;
     let job = vtime::batch::job(scheduler, command);
@@ -264,7 +267,7 @@ fn run_deterministic(
     Ok(u8::try_from(outcome.code).unwrap_or(u8::MAX))
 }
 
-/// The host program to copy for a command, none if the guest has it.
+/// Returns the host program to copy for a command, or `None` if the guest has the program.
 fn to_copy(command: &str, packages: &[String], progress: &Progress) -> Result<Option<PathBuf>> {
     if command.contains('/') {
         let path = PathBuf::from(command);
@@ -282,12 +285,13 @@ fn to_copy(command: &str, packages: &[String], progress: &Progress) -> Result<Op
     match find_program(command) {
         Some(program) => Ok(Some(program)),
         None => bail!(
-            "there is no \"{command}\": not in the packages given, not in busybox, not on this host; \
-             name the Debian package it is in with --package"
+            "there is no program \"{command}\" in the packages given, in busybox or on this host; \
+             name the Debian package that has it with --package"
         ),
     }
 }
 
+/// Returns the path in the guest of a program that is copied there.
 fn guest_name(program: &Path) -> Result<String> {
     let name = program.file_name().context("a program has a file name")?;
     Ok(format!("/bin/{}", name.to_string_lossy()))
@@ -358,12 +362,10 @@ fn check_machine(args: &Check) -> Result<u8> {
     let (machine, release) = (&options.machine.name, guest.kernel_release().to_string());
     ensure!(
         differences.is_empty(),
-        "the guest is not the machine {machine} (kernel {release}):\n  {}",
+        "the guest (kernel {release}) differs from the machine {machine}:\n  {}",
         differences.join("\n  ")
     );
-    println!(
-        "{machine}: kernel {release} sees its siblings, caches, nodes and domains as asked for"
-    );
+    println!("{machine}: kernel {release} sees the machine's siblings, caches, nodes and domains");
     if options.machine.virtual_time.is_some() {
         check_time(&mut guest, &options.machine, args.timeout)?;
     }
@@ -371,7 +373,8 @@ fn check_machine(args: &Check) -> Result<u8> {
     Ok(0)
 }
 
-/// The self-check of a machine in virtual time, and how well it kept its promises meanwhile.
+/// Runs the self-check of a machine in virtual time and prints what it measured, with the fidelity
+/// report.
 fn check_time(guest: &mut Guest, machine: &Machine, timeout: u64) -> Result<()> {
     let timeout = Duration::from_secs(timeout);
     let check = selfcheck::run(guest, machine, timeout)?;
@@ -383,7 +386,7 @@ fn check_time(guest: &mut Guest, machine: &Machine, timeout: u64) -> Result<()> 
         check.loop_alone_percent,
         check.loop_all_percent,
         percent(check.loop_siblings_percent, "on all threads"),
-        percent(check.beside_work_percent, "beside a thread that works"),
+        percent(check.beside_work_percent, "beside a busy thread"),
         check.sleep_error_ns,
         check
             .ipi_round_trip_ns
@@ -415,7 +418,7 @@ fn write_json(path: &Path, value: &serde_json::Value) -> Result<()> {
     files::write_output(path, format!("{value:#}\n").as_bytes())
 }
 
-/// What is going on, on standard error, if that is a terminal.
+/// Shows on standard error which step is under way, if that is a terminal.
 struct Spinner(ProgressBar);
 
 impl Spinner {

@@ -4,16 +4,16 @@
 //!   base      busybox, its applets, the agent, /dev/console, the skeleton of folders
 //!   config    /boot/config of the kernel
 //!   packages  unpacked Debian packages and the libraries they need
-//!   files     executables and files of the host and the libraries they need
+//!   files     programs and files of the host and the libraries they need
 //! ```
 //!
-//! Each piece is a cpio archive of its own in `images/`, named by a hash of what went into it, so a
-//! second run only concatenates (the kernel unpacks one archive after the other; a later file
-//! replaces an earlier one). The archives are not compressed: QEMU puts them into the guest's memory
-//! for nothing, while unpacking zstd is paid in translated instructions.
+//! Each piece is a cpio archive of its own in `images/`, named by a hash of its sources, so a
+//! second run only concatenates. The kernel unpacks one archive after the other, and a later file
+//! replaces an earlier one. The archives are not compressed: QEMU copies them into the guest's
+//! memory at no cost, while the guest would unpack zstd in translated instructions.
 //!
-//! Folders are merged as in Debian: `/bin` is a link to `/usr/bin`, and so on. Libraries of the host
-//! keep their names but move to the one folder that its loader searches by default.
+//! Folders are merged as in Debian: `/bin` is a link to `/usr/bin`, and so on. Libraries of the
+//! host keep their names and move to the one folder that the guest's loader searches by default.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -35,7 +35,7 @@ const DIRECTORY: u32 = 0o040755;
 const LINK: u32 = 0o120777;
 const CONSOLE: u32 = 0o020600;
 
-/// Pieces that no run has used for so long are removed.
+/// A piece that no run has used for this time is removed.
 const PIECES_KEPT: Duration = Duration::from_secs(3 * 24 * 3600);
 
 /// Parts of a package that no workload reads.
@@ -46,14 +46,14 @@ const LEFT_OUT: &[&str] = &[
     "usr/share/info",
 ];
 
-/// What an image holds besides busybox and the agent.
+/// Contents of an image besides busybox and the agent.
 #[derive(Debug, Clone, Default)]
 pub struct Contents {
-    /// Configuration of the kernel, if it is known.
+    /// Configuration of the kernel, if there is one.
     pub config: Option<PathBuf>,
     /// Folders with unpacked packages.
     pub packages: Vec<PathBuf>,
-    /// Executables and files of the host, put into /bin.
+    /// Programs and files of the host, for /bin.
     pub files: Vec<PathBuf>,
 }
 
@@ -96,13 +96,13 @@ pub fn write(contents: &Contents, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The agent's binary: `MAGPIE_GUEST`, or beside this program (or one folder up, for tests), or as
-/// installed.
+/// Returns the agent's binary: `MAGPIE_GUEST`, else the one beside this program (one folder up for
+/// a test), as installed, or in the source tree's `target`.
 fn agent() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("MAGPIE_GUEST") {
         return Ok(PathBuf::from(path));
     }
-    let program = std::env::current_exe().context("where is this program?")?;
+    let program = std::env::current_exe().context("cannot find the folder of this program")?;
     let mut places: Vec<PathBuf> = program
         .ancestors()
         .skip(1)
@@ -152,11 +152,12 @@ fn applets() -> Result<Vec<String>> {
         .collect())
 }
 
-/// True if every guest has this command from busybox.
+/// Returns true if every guest has this command from busybox.
 pub fn is_applet(command: &str) -> Result<bool> {
     Ok(applets()?.iter().any(|applet| applet == command))
 }
 
+/// Returns the piece that every image begins with.
 fn base() -> Result<PathBuf> {
     let busybox = busybox()?;
     let agent = agent()?;
@@ -187,7 +188,7 @@ fn base() -> Result<PathBuf> {
     })
 }
 
-/// Returns the cached archive of that name and those sources, making it if need be.
+/// Returns the cached archive of that name and those sources. If it is missing, `fill` makes it.
 fn piece(
     name: &str,
     sources: &[PathBuf],
@@ -197,7 +198,7 @@ fn piece(
     let path = folder.join(format!("{name}-{}.cpio", fingerprint(sources)?));
     let _lock = files::lock(&folder.join(format!("{name}.lock")))?;
     if path.exists() {
-        // Keeps it from being removed as unused.
+        // A new time, so that the piece is not removed as unused.
         let _ = File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
         return Ok(path);
     }
@@ -217,7 +218,7 @@ fn piece(
     Ok(path)
 }
 
-/// Changes whenever a source does, or what the libraries are taken from.
+/// Returns a hash that changes when a source changes, or the host's libraries.
 fn fingerprint(sources: &[PathBuf]) -> Result<String> {
     let mut hash = Sha256::new();
     let system = [
@@ -247,6 +248,7 @@ fn fingerprint(sources: &[PathBuf]) -> Result<String> {
         .collect())
 }
 
+/// Removes the pieces of that name that no run has used for [`PIECES_KEPT`].
 fn remove_unused(folder: &Path, name: &str) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let ours = entry
@@ -264,20 +266,22 @@ fn remove_unused(folder: &Path, name: &str) {
     }
 }
 
+/// An entry of the archive.
 #[derive(Debug, Clone)]
 enum Node {
     Directory,
     Link(String),
     Console,
     Text(String),
+    /// A file of the host.
     Host(PathBuf),
 }
 
-/// Files to be, by their path in the guest, without the leading slash.
+/// The files of a piece, by their path in the guest without the leading slash.
 #[derive(Debug, Default)]
 struct Tree {
     nodes: BTreeMap<String, Node>,
-    /// Host paths of the ELF files, whose libraries are still to be added.
+    /// Host paths of ELF files whose libraries have not been added yet.
     elf: BTreeSet<PathBuf>,
 }
 
@@ -286,6 +290,7 @@ impl Tree {
         self.nodes.insert(merged(path), node);
     }
 
+    /// Adds a file of the host.
     fn file(&mut self, path: &str, source: &Path) -> Result<()> {
         if is_elf(source)? {
             self.elf.insert(source.to_path_buf());
@@ -294,6 +299,7 @@ impl Tree {
         Ok(())
     }
 
+    /// Adds a program or file of the host to /bin.
     fn executable(&mut self, source: &Path) -> Result<()> {
         ensure!(
             source.is_file(),
@@ -308,6 +314,7 @@ impl Tree {
         self.file(&format!("usr/bin/{name}"), source)
     }
 
+    /// Adds the files of an unpacked package.
     fn package(&mut self, folder: &Path) -> Result<()> {
         for entry in WalkDir::new(folder).min_depth(1) {
             let entry = entry.with_context(|| format!("cannot read {}", folder.display()))?;
@@ -335,8 +342,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Adds the libraries of all ELF files so far: from the packages if they have them, else from
-    /// the host. A library that is nowhere is an error here rather than in the guest.
+    /// Adds the libraries of all ELF files so far, from the packages if they have them, else from
+    /// the host. A library that neither has fails here, where the message can name a remedy.
     fn libraries(&mut self, packages: &[PathBuf]) -> Result<()> {
         let architecture = std::env::consts::ARCH;
         let folder = format!("usr/lib/{architecture}-linux-gnu");
@@ -355,7 +362,7 @@ impl Tree {
                     analyzer = analyzer.add_library_path(package.join(sub));
                 }
             }
-            // Not a program or library of this machine: an object file, another architecture.
+            // An object file, or a program for another architecture, needs no libraries here.
             let Ok(found) = analyzer.analyze(&file) else {
                 continue;
             };
@@ -372,7 +379,7 @@ impl Tree {
                 let Some(path) = &library.realpath else {
                     bail!(
                         "{} needs the library {name}, which this host does not have: \
-                         install the package it is in",
+                         install the Debian package with it",
                         file.display()
                     );
                 };
@@ -388,6 +395,7 @@ impl Tree {
         Ok(())
     }
 
+    /// Writes the archive. Folders come before what they hold.
     fn write(&self, mut out: impl Write) -> Result<()> {
         let mut written = BTreeSet::new();
         for (path, node) in &self.nodes {
@@ -429,6 +437,7 @@ impl Tree {
     }
 }
 
+/// Writes one entry of the archive.
 fn entry<W: Write>(out: W, path: &str, mode: u32, bytes: &[u8]) -> Result<W> {
     let size =
         u32::try_from(bytes.len()).context("a file above 4 GiB does not fit an initramfs")?;
@@ -437,9 +446,10 @@ fn entry<W: Write>(out: W, path: &str, mode: u32, bytes: &[u8]) -> Result<W> {
     Ok(writer.finish()?)
 }
 
+/// Folders of the root that are links into /usr.
 const MERGED: &[&str] = &["bin", "sbin", "lib", "lib64"];
 
-/// `bin/x` is `usr/bin/x`: the root has links there, which an archive's folder must not replace.
+/// Returns `usr/bin/x` for `bin/x`, because a folder `bin` in an archive would replace the link.
 fn merged(path: &str) -> String {
     match path.split_once('/') {
         Some((top, _)) if MERGED.contains(&top) => format!("usr/{path}"),
@@ -447,8 +457,8 @@ fn merged(path: &str) -> String {
     }
 }
 
-/// Of 64 bits, as all our guests are: perf has helpers for programs of 32 bits, whose libraries a host
-/// need not have.
+/// Returns true for an ELF file of 64 bits. Those of 32 bits, such as perf's helpers, are left out,
+/// because a host need not have their libraries and no guest runs them.
 fn is_elf(path: &Path) -> Result<bool> {
     let mut magic = [0; 5];
     let mut file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;

@@ -1,12 +1,12 @@
-//! Stock Debian kernels, remembered in a lock file.
+//! Stock Debian kernels, one per series, as the lock file names them.
 //!
-//! `kernels.lock` names for each series the packages, their place in the archive's pool and their
-//! hashes, so that everybody boots the same kernel. Versions leave the archive: when a locked package
-//! is gone the newest kernel of its series takes its place and the lock is rewritten.
+//! `kernels.lock` has the packages of each series with their paths in the archive's pool and their
+//! hashes, so that everybody boots the same kernel. Versions leave the archive: if a locked package
+//! is gone, the newest kernel of its series replaces it in the lock file.
 //!
-//! Within a series the builds for the newest Debian come first (`+deb14` before `+deb13`): from about
-//! 7.1 on, kernels whose BTF was made with an older pahole than 1.26 load no sched_ext program, and
-//! that is so for the backports.
+//! Within a series, a build for a newer Debian wins (`+deb14` over `+deb13`), because from about
+//! 7.1 on no sched_ext program loads on a kernel whose BTF was made with pahole below 1.26, and
+//! that is what the backports are built with.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,41 +20,42 @@ use crate::apt::{self, Apt};
 use crate::files;
 use crate::progress::Progress;
 
-/// The series of the matrix, oldest first; the last is the default.
+/// The series that are locked and tested, oldest first. The last is the default.
 pub const SERIES: &[&str] = &["6.19", "7.0", "7.2"];
 
-/// Suites that kernels are looked for in.
+/// Debian suites that have kernels.
 const SUITES: &[&str] = &["sid", "forky", "trixie-backports"];
 
-/// Flavour of the kernels: the smallest one with sched_ext, BTF and virtio built in.
+/// Flavour of the kernels: the smallest with sched_ext, BTF and built-in virtio.
 const FLAVOUR: &str = "cloud-amd64";
 
-/// The lock file as it was when this program was built, for use outside of a source tree.
+/// The lock file as of the build of this program, for hosts without a source tree.
 const SEED: &str = include_str!("../../kernels.lock");
 
 /// Which kernel a guest boots.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum KernelChoice {
-    /// The newest series of the matrix.
+    /// The newest series of [`SERIES`].
     #[default]
     Default,
     /// A series, such as `7.0`.
     Series(String),
-    /// One's own kernel.
+    /// A kernel that the user built.
     Files {
         /// A bzImage.
         kernel: PathBuf,
-        /// Its configuration; without it libbpf cannot load programs unless the kernel has IKCONFIG.
+        /// The kernel's configuration. Without it libbpf loads no scheduler, unless the kernel has
+        /// IKCONFIG.
         config: Option<PathBuf>,
     },
 }
 
-/// A kernel that is on this host, ready to boot.
+/// The files of a kernel that is ready to boot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Kernel {
     /// bzImage.
     pub image: PathBuf,
-    /// Its configuration, if known.
+    /// The kernel's configuration, if there is one.
     pub config: Option<PathBuf>,
 }
 
@@ -85,13 +86,17 @@ pub(crate) struct Locked {
 /// The lock file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Lock {
-    /// By series, oldest first.
+    /// Kernels, the one of the oldest series first.
     #[serde(default)]
     pub kernel: Vec<Locked>,
 }
 
 impl KernelChoice {
-    /// What `--kernel` and `--config` mean: a series if the word is one, else the path of a file.
+    /// Returns the kernel that `--kernel` and `--config` name: a series if the word has the form
+    /// `7.2`, else the path of a file.
+    ///
+    /// # Errors
+    /// When `config` is given without the path of a kernel.
     pub fn parse(kernel: Option<&str>, config: Option<&Path>) -> Result<KernelChoice> {
         let is_series = |word: &str| {
             word.split_once('.').is_some_and(|(major, minor)| {
@@ -102,13 +107,13 @@ impl KernelChoice {
         };
         match kernel {
             None => {
-                ensure!(config.is_none(), "--config goes with --kernel FILE");
+                ensure!(config.is_none(), "--config needs --kernel FILE");
                 Ok(KernelChoice::Default)
             }
             Some(word) if is_series(word) => {
                 ensure!(
                     config.is_none(),
-                    "--config goes with --kernel FILE, not with a series"
+                    "--config needs --kernel FILE; a series brings its own configuration"
                 );
                 Ok(KernelChoice::Series(word.to_string()))
             }
@@ -119,7 +124,7 @@ impl KernelChoice {
         }
     }
 
-    /// Finds the kernel, downloading it if it is not on this host yet; `progress` hears what takes time.
+    /// Returns the kernel's files. Downloads them if they are not on this host.
     pub(crate) fn resolve(&self, progress: &Progress) -> Result<Kernel> {
         match self {
             KernelChoice::Default => series(SERIES[SERIES.len() - 1], progress),
@@ -159,7 +164,7 @@ pub(crate) fn read_lock() -> Result<Lock> {
     })
 }
 
-/// The kernel of a locked series if it has been downloaded.
+/// Returns the files of a locked kernel, or `None` if they have not been downloaded.
 pub(crate) fn downloaded(locked: &Locked) -> Result<Option<Kernel>> {
     let folder = folder(locked)?;
     if !folder.exists() {
@@ -178,6 +183,7 @@ pub(crate) fn downloaded(locked: &Locked) -> Result<Option<Kernel>> {
     Ok(image.map(|image| Kernel { image, config }))
 }
 
+/// The folder that a locked kernel is unpacked into.
 fn folder(locked: &Locked) -> Result<PathBuf> {
     let version = locked
         .package
@@ -189,6 +195,7 @@ fn folder(locked: &Locked) -> Result<PathBuf> {
         .join(name.replace(['/', ':'], "_")))
 }
 
+/// Returns the kernel of a series: the locked one, or the newest of the archive if that is gone.
 fn series(name: &str, progress: &Progress) -> Result<Kernel> {
     let find = |lock: Lock| lock.kernel.into_iter().find(|k| k.name == name);
     if let Some(locked) = find(read_lock()?)
@@ -196,7 +203,7 @@ fn series(name: &str, progress: &Progress) -> Result<Kernel> {
     {
         return Ok(kernel);
     }
-    // Two runs that miss the same kernel: the second waits here and then finds it.
+    // If two runs miss the same kernel, the second waits here and then finds it.
     let _lock = files::lock(&files::lab_dir()?.join("kernels.download-lock"))?;
     if let Some(locked) = find(read_lock()?) {
         if let Some(kernel) = downloaded(&locked)? {
@@ -213,7 +220,7 @@ fn series(name: &str, progress: &Progress) -> Result<Kernel> {
     progress.say(&format!("downloading kernel {}", locked.release));
     let kernel = download(&locked)?.with_context(|| {
         format!(
-            "kernel {} is in the mirror's index but not in its pool; try later",
+            "kernel {} is in the mirror's index but not in its pool; try again later",
             locked.release
         )
     })?;
@@ -221,7 +228,8 @@ fn series(name: &str, progress: &Progress) -> Result<Kernel> {
     Ok(kernel)
 }
 
-/// Downloads and unpacks; none if one of the packages has left the pool.
+/// Downloads the packages of a kernel and keeps the kernel and its configuration. Returns `None` if
+/// a package has left the pool.
 fn download(locked: &Locked) -> Result<Option<Kernel>> {
     let folder = folder(locked)?;
     let parent = folder.parent().context("the kernels have a folder")?;
@@ -250,7 +258,7 @@ fn download(locked: &Locked) -> Result<Option<Kernel>> {
     let kernel = downloaded(locked)?;
     if kernel.is_none() {
         let _ = fs::remove_dir_all(&folder);
-        bail!("the packages of kernel {} hold no vmlinuz", locked.release);
+        bail!("the packages of kernel {} have no vmlinuz", locked.release);
     }
     Ok(kernel)
 }
@@ -291,7 +299,8 @@ fn look_up(series: &str) -> Result<Locked> {
     )
 }
 
-/// Sort key of `7.2.13+deb14-cloud-amd64`: the Debian it was built for, then the version.
+/// Returns what kernels of a series are compared by: for `7.2.13+deb14-cloud-amd64` the Debian 14
+/// that it was built for, then the 13. `None` for a name that is no release of the series.
 fn order(release: &str, series: &str) -> Option<(u32, u32)> {
     let rest = release.strip_prefix(series)?.strip_prefix('.')?;
     let (patch, rest) = rest.split_once("+deb")?;
@@ -299,7 +308,8 @@ fn order(release: &str, series: &str) -> Option<(u32, u32)> {
     Some((debian.parse().ok()?, patch.parse().ok()?))
 }
 
-/// The package with the kernel, then the one with its configuration.
+/// Returns the package with the kernel and the one with its configuration, as far as they are not
+/// the same, or `None` if one is not there.
 fn packages_of(apt: &Apt, release: &str) -> Result<Option<Vec<Package>>> {
     let mut packages = Vec::new();
     for kind in ["linux-binary", "linux-image"] {
@@ -312,7 +322,7 @@ fn packages_of(apt: &Apt, release: &str) -> Result<Option<Vec<Package>>> {
         return Ok(None);
     };
     if !binary.name.starts_with("linux-binary") {
-        return Ok(Some(packages)); // not split: the configuration is in the same package
+        return Ok(Some(packages)); // The configuration is in the same package.
     }
     match apt.show(&format!("linux-base-{release}"))? {
         Some(fields) => packages.push(package(&fields)?),
@@ -324,6 +334,7 @@ fn packages_of(apt: &Apt, release: &str) -> Result<Option<Vec<Package>>> {
     Ok(Some(packages))
 }
 
+/// Reads a package's entry of the index.
 fn package(fields: &BTreeMap<String, String>) -> Result<Package> {
     let field = |name: &str| {
         fields
@@ -339,9 +350,10 @@ fn package(fields: &BTreeMap<String, String>) -> Result<Package> {
     })
 }
 
-/// Older kernels stay listed as signed binaries for a while after the unsigned source with their
-/// configuration has left the index; the pool still has it. Its hash is taken from what is there now
-/// and is fixed in the lock file from then on. What it yields is a configuration, nothing that runs.
+/// Returns the package with the configuration of a kernel whose package with it has left the index
+/// but not the pool, as happens while the signed kernel is still listed. The index has no hash for
+/// it then: the hash of the first download is locked. Only a configuration is taken from it, no
+/// code.
 fn unlisted_base(release: &str, version: &str) -> Result<Option<Package>> {
     let name = format!("linux-base-{release}");
     let path = format!("pool/main/l/linux/{name}_{version}_amd64.deb");
@@ -360,7 +372,7 @@ fn unlisted_base(release: &str, version: &str) -> Result<Option<Package>> {
     }))
 }
 
-/// Puts a kernel into the lock file in place of the one of its series.
+/// Writes a kernel into the lock file, in place of the earlier one of its series.
 fn remember(locked: Locked) -> Result<()> {
     let mut lock = read_lock()?;
     lock.kernel.retain(|kernel| kernel.name != locked.name);
@@ -368,8 +380,8 @@ fn remember(locked: Locked) -> Result<()> {
     let number = |name: &str| -> Vec<u32> { name.split('.').flat_map(str::parse).collect() };
     lock.kernel.sort_by_key(|kernel| number(&kernel.name));
     let text = format!(
-        "# Kernels of the lab's matrix. Written by `magpie lab`: the newest of a series when the\n\
-         # locked one has left the archive. Remove an entry to have it looked up anew.\n\n{}",
+        "# The lab's kernels, one per series. `magpie lab` replaces a kernel that has left the\n\
+         # archive by the newest of its series. Remove an entry to have its series looked up again.\n\n{}",
         toml::to_string(&lock).context("cannot encode the lock file")?
     );
     files::write_atomically(&files::kernels_lock()?, text.as_bytes())

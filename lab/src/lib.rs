@@ -12,8 +12,8 @@
 //!        Guest: exec, start_scheduler, ...  <== JSON lines ==>  magpie-guest (init of the guest)
 //! ```
 //!
-//! [`Guest::boot`] downloads what is missing, boots, and waits until the agent says hello. One guest
-//! then serves any number of commands and schedulers. `lab/examples/boot_guest.rs` does that.
+//! [`Guest::boot`] downloads what is missing, boots, and waits until the agent says hello. One
+//! guest then serves any number of commands and schedulers. `lab/examples/boot_guest.rs` does that.
 //!
 //! The modules below are in layers: each imports only from those above its line.
 //!

@@ -1,8 +1,8 @@
 //! Machines: how many CPUs a guest has and how they share cores, LLCs and nodes.
 //!
 //! A machine is data: a list of LLCs, each with its cores, threads per core and node. The presets
-//! are the TOML files of `lab/machines/`, embedded in the program. Users describe their own machines
-//! in files of the same form. See `docs/lab.md` for the format.
+//! are the TOML files of `lab/machines/`, embedded in the program. Users describe their own
+//! machines in files of the same form. See `docs/lab.md` for the format.
 
 mod virtual_time;
 
@@ -205,8 +205,8 @@ impl Machine {
                 .all(|llc| (llc.cores, llc.threads) == (self.llc[0].cores, self.llc[0].threads));
             ensure!(
                 packages >= 1 && self.llcs().is_multiple_of(packages) && even,
-                "{} LLCs cannot be divided into {packages} packages: all LLCs must be equal, and each \
-                 package must have as many",
+                "{} LLCs cannot be divided into {packages} packages: all LLCs must be equal, and \
+                 each package must have as many",
                 self.llcs()
             );
         }
@@ -221,8 +221,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Returns every CPU in Linux's order: LLC by LLC, core by core, the threads of a core one after
-    /// the other.
+    /// Returns every CPU in Linux's order: LLC by LLC, core by core, the threads of a core one
+    /// after the other.
     pub(crate) fn layout(&self) -> Vec<Cpu> {
         let mut layout = Vec::new();
         let (mut llc_number, mut core_number) = (0, 0);

@@ -1,7 +1,8 @@
-//! Workloads from Debian packages by name, of the host's own release so that they fit its libc.
+//! Workloads from Debian packages.
 //!
-//! A package and those of its dependencies that the host has not installed are unpacked into folders;
-//! libraries that the host has are taken from it when the image is made.
+//! Packages are of the host's own release, because the guest's libc is the host's. A package and
+//! those of its dependencies that are not installed on the host are unpacked into folders.
+//! Libraries that the host has are taken from the host when the image is made.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,11 @@ use crate::apt::{self, Apt, STATUS};
 use crate::files;
 use crate::progress::Progress;
 
-/// Folders with `packages` and what they need, downloaded and unpacked if need be.
+/// Returns the folders of unpacked `packages` and of what they need beyond the host's packages.
+/// Downloads what is missing.
+///
+/// # Errors
+/// When there is no such package, or a download fails.
 pub fn unpacked(packages: &[String], progress: &Progress) -> Result<Vec<PathBuf>> {
     let mut folders = Vec::new();
     for package in packages {
@@ -32,11 +37,11 @@ fn with_dependencies(package: &str, progress: &Progress) -> Result<Vec<PathBuf>>
         "\"{package}\" is not the name of a Debian package"
     );
     let release = apt::host_release().context(
-        "packages come from Debian and must fit the host's libc, but this host is not Debian; \
+        "packages must fit the host's libc and come from Debian, but this host is not Debian; \
          copy a program of the host with --copy instead",
     )?;
     let root = files::lab_dir()?.join("packages").join(&release);
-    // The list of what a package needs holds as long as the same things are installed on the host.
+    // The list of the packages that one needs holds until the host's installed packages change.
     let installed = fs::metadata(STATUS)
         .and_then(|m| m.modified())
         .context("read dpkg's status")?;

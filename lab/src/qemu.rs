@@ -187,8 +187,8 @@ impl Qemu {
         }
     }
 
-    /// Returns the host thread ids of the vCPUs, in Linux's order of CPUs. The first answer is kept,
-    /// because QEMU connects its monitor once and the threads stay the same.
+    /// Returns the host thread ids of the vCPUs, in Linux's order of CPUs. The first answer is
+    /// kept, because QEMU connects its monitor once and the threads stay the same.
     pub fn vcpu_threads(&mut self) -> Result<Vec<u32>> {
         if let Some(known) = &self.vcpu_threads {
             return Ok(known.clone());
@@ -296,9 +296,9 @@ impl Drop for Qemu {
     }
 }
 
-/// Starts the command from a thread that lives as long as the child does. The kernel kills a process
-/// with PR_SET_PDEATHSIG when the *thread* that started it ends, and a thread of a caller's pool may
-/// end long before the guest is done.
+/// Starts the command from a thread that lives as long as the child does. The kernel kills a
+/// process with PR_SET_PDEATHSIG when the *thread* that started it ends, and a thread of a caller's
+/// pool may end long before the guest is done.
 fn spawn_for_life(mut command: Command) -> io::Result<(Arc<Mutex<Child>>, u32)> {
     let (sender, receiver) = mpsc::channel();
     thread::Builder::new()

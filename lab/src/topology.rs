@@ -1,7 +1,7 @@
 //! Compares a running guest with the machine that it was booted on.
 //!
-//! The guest's view is read where schedulers and the kernel read it: sysfs for siblings, LLCs, nodes
-//! and online CPUs, `/proc/schedstat` for the scheduling domains that the kernel built.
+//! The guest's view is read where schedulers and the kernel read it: sysfs for siblings, LLCs,
+//! nodes and online CPUs, `/proc/schedstat` for the scheduling domains that the kernel built.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

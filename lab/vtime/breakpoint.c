@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Breakpoints that are no longer there.
+ * Breakpoints that the kernel has removed.
  *
- * The kernel patches its running code, as when a scheduler is loaded: it puts a
- * breakpoint over an instruction, and takes it away again. QEMU translates code
- * first and watches its page for writes only then. A CPU that translates while
- * another takes the breakpoint away is left with a block that contains it, and
- * the kernel dies of a breakpoint that nobody set ("Oops: int3").
+ * Before a block with a breakpoint runs, look whether the breakpoint is still in
+ * memory, because QEMU may keep a stale one. The kernel patches its running code
+ * (as when a scheduler is loaded): it puts a breakpoint over an instruction and
+ * removes it later. QEMU translates code first, and only then watches its page
+ * for writes. A vCPU that translates while another removes the breakpoint keeps
+ * a block with it, and the kernel panics at a breakpoint that it no longer knows
+ * ("Oops: int3").
  *
  *	block with a breakpoint is about to run
  *	  is it still in memory? --yes--> run
  *	        | no
  *	  forget all blocks, and begin this one again
  *
- * What it does not do: find other instructions that were patched meanwhile. The
- * kernel changes them only under a breakpoint.
+ * Other instructions need no such look, because the kernel patches them only
+ * under a breakpoint.
  */
 #include "vtime.h"
 
@@ -28,7 +30,10 @@ static uint8_t first_byte(const struct qemu_plugin_insn *insn)
 	return byte;
 }
 
-/* Whether memory holds something else at that address. Unreadable: let the guest find out. */
+/*
+ * Return true if there is no breakpoint in memory at that address. False if the
+ * address cannot be read: the guest then faults as usual.
+ */
 static bool is_gone(uint64_t address)
 {
 	GByteArray *bytes = g_byte_array_new();
@@ -39,6 +44,7 @@ static bool is_gone(uint64_t address)
 	return gone;
 }
 
+/* Translated code calls this before a block with a breakpoint. */
 static void breakpoint_is_next(unsigned int index, void *userdata)
 {
 	struct vcpu *v = &vcpus[index];
@@ -48,10 +54,11 @@ static void breakpoint_is_next(unsigned int index, void *userdata)
 
 	COUNT(stale_breakpoints);
 	tb_flush(v->cpu);
-	/* Called from the translated block: QEMU finds the guest's state by that address. */
+	/* QEMU finds the guest's state by the address in the block that called this. */
 	cpu_loop_exit_restore(v->cpu, (uintptr_t)__builtin_return_address(0));
 }
 
+/* Check each breakpoint of this block before the block runs. */
 void breakpoint_watch(struct qemu_plugin_tb *tb)
 {
 	const size_t nr = qemu_plugin_tb_n_insns(tb);

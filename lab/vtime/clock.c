@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What the guest and QEMU read as the time.
+ * The clock that the guest and QEMU read.
  *
- * One clock for all. A vCPU that reads it reads its own local time, exact to
- * the block, unless another has already read a later one: then that. So time
- * never runs backwards, not even between CPUs that talk to each other, and a
- * reading is at most a window ahead of the reader's local time.
+ * There is one clock. A vCPU reads its own local time, exact to the block, or
+ * the latest time that another has read if that is later. So time never runs
+ * backwards between CPUs, and a reading is at most a window ahead of the
+ * reader's local time.
  *
- * The main loop reads a time that stands still from one ppoll() to the next:
- * it computes a timer's deadline and its distance from now in two readings,
- * and the deadline comes out exact only if they agree.
+ * For the main loop, time stands still from one ppoll() to the next. It computes
+ * a timer's deadline and its distance from now in two readings, and the deadline
+ * is exact only if they agree.
  */
 #include <sys/syscall.h>
 #include <time.h>
@@ -44,7 +44,7 @@ int64_t clock_now(void)
 	return latest;
 }
 
-/* The main loop begins to work: this is its time until it waits again. */
+/* The main loop begins to work: set its time until it waits again. */
 void clock_freeze_main(int64_t now_ns)
 {
 	const int64_t latest = READ_ONCE(latest_ns);
@@ -58,7 +58,7 @@ int64_t clock_ticks(void)
 	return (clock_now() - EPOCH_NS) * options.tsc_mhz / 1000;
 }
 
-/* The host's time: not through the C library, where we are in the way. */
+/* The host's time. A system call, because the C library's clock is replaced. */
 int64_t real_now(void)
 {
 	struct timespec t;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The functions of the C library that QEMU calls through us: the clock and
- * condition variables (mainloop.c has ppoll and write). In any other process,
- * and before the plugin is installed, they do what the C library does.
+ * Functions of the C library that are replaced in QEMU: the clock and condition
+ * variables. (mainloop.c has ppoll and write.) In other processes, and before
+ * the plugin is installed, they do what the C library does.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -20,7 +20,7 @@ static int (*libc_cond_wait)(pthread_cond_t *cond, pthread_mutex_t *mutex);
 static int (*libc_cond_broadcast)(pthread_cond_t *cond);
 static int (*libc_cond_signal)(pthread_cond_t *cond);
 
-/* Without the version dlsym() finds the old, incompatible condition variables. */
+/* With a version, because dlsym() alone finds the old, incompatible condition variables. */
 static void *libc_cond(const char *name)
 {
 	void *function = dlvsym(RTLD_NEXT, name, "GLIBC_2.3.2");
@@ -58,7 +58,7 @@ EXPORT int clock_gettime(clockid_t id, struct timespec *t)
 	long failed;
 
 	if (!is_active || id != CLOCK_MONOTONIC) {
-		/* Not the vDSO, but outside of virtual time nobody asks often. */
+		/* Slower than the vDSO, but QEMU asks seldom outside of virtual time. */
 		failed = syscall(SYS_clock_gettime, id, t);
 		return failed ? -1 : 0;
 	}
@@ -75,15 +75,17 @@ EXPORT int pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
 		return 0;
 	}
 	/*
-	 * A wait with the big lock is one for vCPUs to stop or to run a work
-	 * item. The other waits, for exclusive sections, need nothing: who is
-	 * waited for executes, and who does not execute is not waited for.
+	 * A thread that waits with the big lock waits until vCPUs stop or run a
+	 * work item, so those that wait for a turn must pass through QEMU's
+	 * loop. A wait for an exclusive section needs nothing: it waits only
+	 * for vCPUs that execute, and they go on.
 	 */
 	if (is_active && vcpu_is_big_lock(mutex))
 		turn_release_all();
 	return libc_cond_wait(cond, mutex);
 }
 
+/* Tell turn.c of a signal to a halted vCPU. */
 static void tell_vcpu(const pthread_cond_t *cond)
 {
 	struct vcpu *v = is_active ? vcpu_by_cond(cond) : NULL;

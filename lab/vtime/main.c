@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The plugin's entry: options, installation, the end.
+ * The plugin's entry: it reads its options, replaces functions of QEMU, and
+ * writes the report at exit.
  *
  *	LD_PRELOAD=./magpie-vtime.so qemu-system-x86_64 -accel tcg,thread=multi \
  *		-plugin ./magpie-vtime.so,mips=500,window=5000 ...
  *
- * The object is loaded once, by LD_PRELOAD, so that its clock_gettime() and
- * the others come before the C library's; -plugin finds it loaded.
+ * LD_PRELOAD loads the object, so that its clock_gettime() and the others come
+ * before the C library's. -plugin then finds it loaded.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -17,7 +18,7 @@
 
 #include "vtime.h"
 
-/* 4: QEMU 9.2 and later. The functions used here exist since 3. */
+/* QEMU 9.2 and later have version 4. The functions used here exist since version 3. */
 EXPORT int qemu_plugin_version = 4;
 
 struct options options = {
@@ -104,7 +105,7 @@ static bool parse_option(const char *text)
 	return false;
 }
 
-/* More vCPUs at once than host CPUs only make each other wait. */
+/* The default number of turns: more vCPUs than this at once would wait for each other. */
 static unsigned int host_cpus(void)
 {
 	cpu_set_t set;

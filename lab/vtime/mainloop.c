@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * QEMU's main loop, which serves the guest's timers, waits in ppoll() for its
- * files or for the next timer. Here it waits for its files or for virtual time
- * to reach the next timer: the time limit is taken off, and an eventfd added
- * that turn.c writes when the time has come.
+ * QEMU's main loop, which serves the guest's timers, in virtual time.
  *
- * Interposed: ppoll() of the main thread, and write() of the vCPU threads,
- * which shows when one of them wants the main loop to look again.
+ * The main loop waits in ppoll() for its files or for the next timer. The
+ * ppoll() here waits without a time limit, and for one file more: an eventfd
+ * that turn.c writes when virtual time has reached the timer.
+ *
+ * The write() here sees when a vCPU thread wants the main loop to look at its
+ * timers again.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -25,7 +26,7 @@
 
 static pthread_t main_thread;
 static int wake_fd = -1;
-/* Changed by the main loop only, while it is not waiting. */
+/* Files of the last ppoll(). The main loop changes them only while it does not wait. */
 static int polled[MAX_POLLED];
 static size_t nr_polled;
 
@@ -44,6 +45,7 @@ bool mainloop_is_self(void)
 	return is_active && pthread_equal(pthread_self(), main_thread);
 }
 
+/* Return true if the main loop waits for this file. */
 bool mainloop_polls(int fd)
 {
 	for (size_t i = 0; i < nr_polled; i++)
@@ -57,7 +59,7 @@ static int real_ppoll(struct pollfd *fds, nfds_t nr, const struct timespec *time
 {
 	struct timespec copy;
 
-	/* The system call changes its timeout, the function does not. */
+	/* The system call changes its timeout, and the C library's function does not. */
 	if (timeout)
 		copy = *timeout;
 	return syscall(SYS_ppoll, fds, nr, timeout ? &copy : NULL, mask, mask ? 8 : 0);
@@ -83,7 +85,7 @@ EXPORT int ppoll(struct pollfd *fds, nfds_t nr, const struct timespec *timeout,
 	if (timeout)
 		deadline_ns = clock_now() + timeout->tv_sec * 1000000000LL + timeout->tv_nsec;
 
-	/* What is there already is served before any vCPU goes on. */
+	/* Serve the files that are ready before any vCPU goes on. */
 	if (options.deterministic) {
 		found = real_ppoll(fds, nr, &at_once, mask);
 		if (found)
@@ -92,7 +94,7 @@ EXPORT int ppoll(struct pollfd *fds, nfds_t nr, const struct timespec *timeout,
 	turn_main_waits(deadline_ns, wake_fd);
 	found = real_ppoll(all, nr + 1, NULL, mask);
 	turn_main_woken();
-	/* vCPUs may have run, and written, since: look again now that none does. */
+	/* vCPUs may have written since. None executes now, so look again. */
 	if (options.deterministic)
 		found = real_ppoll(all, nr + 1, &at_once, mask);
 
@@ -110,8 +112,9 @@ EXPORT int ppoll(struct pollfd *fds, nfds_t nr, const struct timespec *timeout,
 EXPORT ssize_t write(int fd, const void *data, size_t size)
 {
 	/*
-	 * Event notifiers, QEMU's and GLib's, are eventfds: writes of 8 bytes.
-	 * Before the write, so that the main loop is not taken for woken from outside.
+	 * A write of 8 bytes is one to an eventfd, which QEMU's and GLib's event
+	 * notifiers are. turn.c hears of it before the write, or it would take
+	 * the main loop for woken by the host.
 	 */
 	if (is_active && self && size == sizeof(uint64_t))
 		turn_main_notified(fd);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Replace a function of QEMU by one of ours: its first bytes become a jump.
+ * Replaces a function of QEMU by one of the plugin: its first bytes become a
+ * jump.
  *
- * Only whole functions are replaced, never wrapped, so no instruction has to
- * be moved. QEMU exports the symbols, with their sizes, so nothing is
- * guessed; and calls within QEMU, which do not go through a symbol table that
- * could be interposed, reach ours as well. Done while QEMU has one thread.
+ * Interposing would not do, because calls within QEMU do not go through a symbol
+ * table. A function is replaced as a whole and never called again, so no
+ * instruction has to be moved. QEMU exports its symbols with their sizes, so the
+ * room for the jump is known. QEMU has one thread at that time.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -26,6 +27,7 @@
 /* movabs $address, %rax; jmp *%rax */
 static const unsigned char jump[] = { 0x48, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xe0 };
 
+/* Return false, with the reason in @why, if the function is missing or too short. */
 bool patch_function(const char *name, void *replacement, char *why, size_t size)
 {
 	unsigned char *function = dlsym(RTLD_DEFAULT, name);

@@ -3,14 +3,12 @@
  * The part of QEMU that the plugin uses, declared here because Debian ships
  * no plugin header.
  *
- * Two groups. The first is the plugin API, version 4 (QEMU 9.2 and later), a
- * stable interface. The second is four functions of the emulator itself,
- * which QEMU exports because it links with --export-dynamic; patch.c checks
- * that each exists before it changes anything, and refuses to start where one
- * does not.
+ * The first group is the plugin API, version 4 (QEMU 9.2 and later), a stable
+ * interface. The second group is functions of the emulator itself, which QEMU
+ * exports because it links with --export-dynamic.
  *
- * All are weak: the same object is also loaded by LD_PRELOAD, before QEMU's
- * symbols can be relied on.
+ * All are weak, because LD_PRELOAD loads the object also into programs that
+ * have none of them.
  */
 #ifndef MAGPIE_VTIME_QEMU_API_H
 #define MAGPIE_VTIME_QEMU_API_H
@@ -21,7 +19,7 @@
 
 #define QEMU_API __attribute__((weak))
 
-/* GLib's, which QEMU is linked with. */
+/* Of GLib, which QEMU is linked with. */
 typedef struct {
 	uint8_t *data;
 	unsigned int size;
@@ -89,7 +87,7 @@ QEMU_API void qemu_plugin_register_vcpu_idle_cb(qemu_plugin_id_t id, vcpu_cb cb)
 QEMU_API void qemu_plugin_register_vcpu_resume_cb(qemu_plugin_id_t id, vcpu_cb cb);
 QEMU_API void qemu_plugin_register_atexit_cb(qemu_plugin_id_t id, exit_cb cb, void *userdata);
 
-/* The emulator's own: a vCPU is opaque here. */
+/* The emulator's own functions. A vCPU is opaque here. */
 typedef struct CPUState CPUState;
 
 QEMU_API int cpu_exec(CPUState *cpu);
@@ -99,7 +97,7 @@ QEMU_API void cpu_exit(CPUState *cpu);
 QEMU_API void cpu_loop_exit_restore(CPUState *cpu, uintptr_t host_address);
 QEMU_API void tb_flush(CPUState *cpu);
 
-/* What cpu_exec() returns when it was asked to leave (include/exec/cpu-common.h). */
+/* cpu_exec() returns this after cpu_exit() (include/exec/cpu-common.h of QEMU). */
 enum { EXCP_INTERRUPT = 0x10000 };
 
 #endif

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The fidelity report: a JSON object with the machine, what it did, and how
- * well the promises of the method were kept.
+ * The fidelity report: a JSON object with the machine's parameters, what it did,
+ * and how well it kept the promises of the method. Its fields are those of
+ * `Fidelity` in lab/src/vtime/fidelity.rs.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -34,6 +35,7 @@ static void write_vcpus(FILE *f)
 	fprintf(f, "  ]\n");
 }
 
+/* Write the report. @end says why: "running" (asked for), "exit" or "hang". */
 void report_write(const char *end)
 {
 	const double real_s = (real_now() - real_start_ns) / 1e9;
@@ -83,7 +85,7 @@ void report_write(const char *end)
 		counters.stale_breakpoints);
 	write_vcpus(f);
 	fprintf(f, "}\n");
-	/* Whoever waits for the report sees all of it or nothing. */
+	/* Renamed when complete, so that the lab never reads a part of it. */
 	if (f != stderr && (fclose(f) || rename(unfinished, options.report)))
 		fprintf(stderr, "magpie-vtime: cannot write the report to %s: %s\n", options.report,
 			strerror(errno));

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Simultaneous multithreading: hardware threads of one core share it, so each
- * of two busy ones runs at a fraction of the speed that it has alone.
+ * SMT: a CPU whose sibling is busy runs at a fraction of its speed alone.
  *
- * QEMU numbers the threads of a core one after the other. The sibling's state
- * is sampled at each quantum end, so the error at each change is at most a
- * quantum. Busy means not halted: a guest that polls while idle is busy, as it
- * is on a real machine.
+ * QEMU numbers the threads of a core one after the other. A vCPU looks at its
+ * sibling at each quantum end, so each change of the sibling's state is noticed
+ * at most a quantum late. Busy means not halted: a guest that polls while idle
+ * slows its siblings, as on a real machine.
  */
 #include "vtime.h"
 
@@ -36,12 +35,13 @@ static bool has_busy_sibling(const struct vcpu *v)
 	return false;
 }
 
+/* The cost of an instruction of this vCPU now. */
 uint32_t smt_cost_ps(const struct vcpu *v)
 {
 	return options.threads > 1 && has_busy_sibling(v) ? shared_ps : alone_ps;
 }
 
-/* Was the quantum that v counts now one of a shared core? */
+/* Return true if a sibling was busy when the current quantum of this vCPU began. */
 bool smt_is_shared(const struct vcpu *v)
 {
 	return options.threads > 1 && v->cost_ps == shared_ps;

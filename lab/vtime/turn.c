@@ -1,27 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Virtual time, windows, and who runs next.
+ * Virtual time, windows, and which vCPU runs next.
  *
  * Invariants, all under `lock`:
  *
  *  1. now_ns, the machine's virtual time, is the least local time of the
- *     vCPUs that are ready or running; when there is none it jumps to the
- *     next timer, so that idle time costs nothing.
- *  2. now_ns never passes the deadline of the main loop's next timer before
- *     the main loop has served it; no turn goes beyond it either.
- *  3. A turn ends a window after the least local time of the others.
- *  4. The next turn goes to the ready vCPU that is furthest behind. Ties go
- *     to the lower index, so that the order is the same in every run.
+ *     vCPUs that are ready or running. If there is none, it jumps to the next
+ *     timer, so that idle time costs nothing.
+ *  2. now_ns does not pass the deadline of the main loop's next timer before
+ *     the main loop has served it. Neither does a turn.
+ *  3. A turn ends a window after the least local time of the other vCPUs.
+ *  4. The next turn goes to the ready vCPU that is furthest behind, and of
+ *     several to the one with the lowest index, so that the order is the same
+ *     in every run.
  *
  *	 IDLE,      kick                turn given
  *	 WORKING ────────────▶ READY ───────────────▶ RUNNING
- *	  ▲                      ▲                     │   │
- *	  │ halts, or works      └─────────────────────┘   │
- *	  └────────────────────────────────────────────────┘
- *	                          limit reached, others are behind
+ *	  ▲                      ▲                      │ │
+ *	  │                      └──────────────────────┘ │
+ *	  │                        limit reached          │
+ *	  └───────────────────────────────────────────────┘
+ *	            halts, or enters a loop of work.c
  *
- * Deterministic mode has one turn, and treats the main loop as one more that
- * takes turns: while it works no vCPU does, and it begins only when none does.
+ * In deterministic mode there is one turn, and the main loop excludes it: no
+ * vCPU executes while the main loop works, and the main loop begins only when
+ * no vCPU has the turn.
  */
 #include <string.h>
 #include <stdio.h>
@@ -32,33 +35,33 @@
 enum main_state {
 	MAIN_BUSY, /* serves timers or I/O, may set new timers */
 	MAIN_WAITS, /* in ppoll() until main_deadline_ns */
-	MAIN_CALLED, /* has a reason to return from ppoll(), has not yet */
+	MAIN_CALLED, /* has a reason to return from ppoll(), but has not returned */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int64_t now_ns = EPOCH_NS;
-static unsigned int running;
-static uint32_t release;
+static unsigned int running; /* turns given */
+static uint32_t release; /* number of general releases, see turn_release_all() */
 
 static enum main_state main_state = MAIN_BUSY;
 static int64_t main_deadline_ns = NEVER;
-static int64_t main_hold_ns = EPOCH_NS; /* no turn beyond it while the main loop is busy */
-static bool main_renotified;
-static bool main_asleep;
-static uint32_t main_word;
+static int64_t main_hold_ns = EPOCH_NS; /* no turn goes beyond it unless MAIN_WAITS */
+static bool main_renotified; /* a vCPU notified the main loop while it was busy */
+static bool main_asleep; /* sleeps on main_word */
+static uint32_t main_word; /* futex: changes when the main loop may go on */
 static int main_eventfd = -1;
 
-/* A running vCPU should look at the others at its next quantum end. */
+/* A running vCPU must look at the others at its next quantum end. */
 static bool wanted;
 
 /*
- * The scans below visit every vCPU at every turn: two dense arrays instead of
- * the vCPUs themselves, 2 KiB each for 256 of them.
+ * Every turn scans all vCPUs. These two arrays are dense, 2 KiB each for 256
+ * vCPUs, so a scan reads fewer cache lines than the vCPUs themselves have.
  */
 static int64_t active_ns[MAX_VCPUS]; /* local time if ready or running, else NEVER */
 static int64_t ready_ns[MAX_VCPUS]; /* local time if ready, else NEVER */
 
-/* Wakeups are system calls: they are collected and made after the unlock. */
+/* Wakeups are system calls, so they are collected here and made after the unlock. */
 static __thread struct vcpu *to_wake[MAX_VCPUS];
 static __thread unsigned int nr_to_wake;
 static __thread bool call_main, let_main_go;
@@ -68,6 +71,7 @@ static void turn_lock(void)
 	pthread_mutex_lock(&lock);
 }
 
+/* Release the lock, then make the wakeups that were collected under it. */
 static void turn_unlock(void)
 {
 	bool call = call_main, let_go = let_main_go;
@@ -105,6 +109,7 @@ static void set_state(struct vcpu *v, enum vcpu_state state)
 	ready_ns[i] = state == VCPU_READY ? v->local_ns : NEVER;
 }
 
+/* Make the vCPU look at its state again. */
 static void let_look(struct vcpu *v)
 {
 	v->turn_word++;
@@ -114,7 +119,10 @@ static void let_look(struct vcpu *v)
 	}
 }
 
-/* Sleep until @word changes. @asleep tells others that a wakeup is needed; `lock` is released. */
+/*
+ * Release the lock, sleep until @word changes, take the lock. @asleep tells the
+ * thread that changes the word that a wakeup is needed.
+ */
 static void sleep_on(uint32_t *word, bool *asleep)
 {
 	const uint32_t value = *word;
@@ -126,6 +134,7 @@ static void sleep_on(uint32_t *word, bool *asleep)
 	*asleep = false;
 }
 
+/* The least local time of the vCPUs that are ready or running, or NEVER. */
 static int64_t least_active(const struct vcpu *except)
 {
 	const size_t skip = except ? (size_t)(except - vcpus) : MAX_VCPUS;
@@ -140,6 +149,7 @@ static int64_t least_active(const struct vcpu *except)
 	return least;
 }
 
+/* The ready vCPU with the least local time, or NULL. */
 static struct vcpu *furthest_behind(void)
 {
 	int64_t least = NEVER;
@@ -154,11 +164,13 @@ static struct vcpu *furthest_behind(void)
 	return v;
 }
 
+/* The time that no vCPU may pass before the main loop has served its next timer. */
 static int64_t horizon(void)
 {
 	return main_state == MAIN_WAITS ? main_deadline_ns : main_hold_ns;
 }
 
+/* Where a turn of this vCPU ends. */
 static int64_t turn_limit(const struct vcpu *v)
 {
 	const int64_t others = least_active(v), end = horizon();
@@ -168,11 +180,13 @@ static int64_t turn_limit(const struct vcpu *v)
 	return others + options.window_ns;
 }
 
+/* Return true if no vCPU may execute because the main loop works, or wants to. */
 static bool main_has_precedence(void)
 {
 	return options.deterministic && main_state != MAIN_WAITS;
 }
 
+/* Advance now_ns as far as the vCPUs and the next timer allow; call the main loop if it is due. */
 static void advance_time(void)
 {
 	int64_t t = least_active(NULL);
@@ -197,7 +211,7 @@ static void advance_time(void)
 	}
 }
 
-/* Whatever has changed: bring time and turns up to date. */
+/* After any change: advance the time, and give the turns that are free. */
 static void dispatch(void)
 {
 	struct vcpu *v;
@@ -226,7 +240,7 @@ static void dispatch(void)
 	WRITE_ONCE(wanted, main_has_precedence() || (running < options.turns && furthest_behind()));
 }
 
-/* Was the promise of the window kept? A block is counted whole, so one of slack. */
+/* Count a vCPU that is beyond its turn by more than a block. Blocks are counted whole. */
 static void check_window(const struct vcpu *v)
 {
 	const int64_t beyond = v->local_ns - v->limit_ns;
@@ -237,7 +251,7 @@ static void check_window(const struct vcpu *v)
 		counters.broken++;
 }
 
-/* Does the general release concern it? Once for each. */
+/* Return true once for each general release. */
 static bool is_released(struct vcpu *v)
 {
 	if (v->seen_release == release)
@@ -248,7 +262,7 @@ static bool is_released(struct vcpu *v)
 
 /*
  * The vCPU's own thread: wait for a turn, or for a general release. Return
- * true if it has a turn.
+ * true if the vCPU has a turn.
  */
 static bool wait_for_turn(struct vcpu *v)
 {
@@ -258,6 +272,11 @@ static bool wait_for_turn(struct vcpu *v)
 	return v->state == VCPU_RUNNING;
 }
 
+/*
+ * Let a vCPU without a turn want one from that time on. The turns of the
+ * others are shortened, because none may leave this one further behind than a
+ * window; they see that at their next quantum end.
+ */
 static void become_ready(struct vcpu *v, int64_t at_ns)
 {
 	if (at_ns > v->waits_since_ns) {
@@ -270,7 +289,6 @@ static void become_ready(struct vcpu *v, int64_t at_ns)
 		v->local_ns = at_ns;
 	set_state(v, VCPU_READY);
 
-	/* Whoever runs must not leave this one behind. It looks at its next quantum end. */
 	for (size_t i = 0; i < nr_vcpus; i++) {
 		const int64_t limit = v->local_ns + options.window_ns;
 
@@ -289,14 +307,14 @@ void turn_init(void)
 }
 
 /*
- * The vCPU's own thread, before it executes guest code: wait for a turn.
- * False if it has none but should look for work in QEMU first.
+ * The vCPU's own thread, before it executes guest code: wait for a turn. Return
+ * false if the vCPU has none, because it must look for work in QEMU first.
  */
 bool turn_take(struct vcpu *v)
 {
 	bool has_turn;
 
-	/* Only its own thread ends a turn, so no lock to see that it lasts. */
+	/* No lock is needed, because only the vCPU's own thread ends its turn. */
 	if (v->state == VCPU_RUNNING && !v->yields)
 		return true;
 
@@ -315,9 +333,9 @@ bool turn_take(struct vcpu *v)
 }
 
 /*
- * The vCPU's own thread has nothing to execute, because it is idle or works:
- * sleep until kicked and given a turn. False if it has none but should look
- * for work in QEMU first.
+ * The vCPU's own thread has nothing to execute, because the vCPU is idle or
+ * working: sleep until the vCPU is kicked and has a turn. Return false if it has
+ * none, because it must look for work in QEMU first.
  */
 bool turn_wait(struct vcpu *v, enum vcpu_state state)
 {
@@ -327,9 +345,10 @@ bool turn_wait(struct vcpu *v, enum vcpu_state state)
 	if (v->state == VCPU_RUNNING) {
 		vcpu_count(v);
 		/*
-		 * Kicked since it last looked for work: it keeps its turn and
-		 * looks again. Without one it would look while another runs,
-		 * and whether that one then finds it idle would be a race.
+		 * It was kicked since it last looked for work. It keeps its
+		 * turn and looks again: without the turn it would look while
+		 * another vCPU executes, and whether that one still finds it
+		 * idle would be a race.
 		 */
 		if (__atomic_exchange_n(&v->kicked, false, __ATOMIC_SEQ_CST)) {
 			turn_unlock();
@@ -341,9 +360,9 @@ bool turn_wait(struct vcpu *v, enum vcpu_state state)
 		v->waits_since_ns = v->local_ns;
 	set_state(v, state);
 	/*
-	 * Kicked just now. Pairs with turn_wake(), which may have come while
-	 * it was on its way here and still idle from before: only this thread
-	 * takes the mark back.
+	 * It was kicked just now. Pairs with turn_wake(), which may run while
+	 * this vCPU is on its way here and still has its earlier idle state.
+	 * Only this thread clears the mark, so no kick is lost.
 	 */
 	if (__atomic_exchange_n(&v->kicked, false, __ATOMIC_SEQ_CST)) {
 		become_ready(v, now_ns);
@@ -357,7 +376,7 @@ bool turn_wait(struct vcpu *v, enum vcpu_state state)
 	return has_turn;
 }
 
-/* A vCPU that is neither executing nor waiting for a turn: only a kick gets it going. */
+/* Return true if only a kick makes this vCPU want a turn. */
 static bool waits_for_kick(const struct vcpu *v)
 {
 	const enum vcpu_state state = __atomic_load_n(&v->state, __ATOMIC_SEQ_CST);
@@ -365,12 +384,13 @@ static bool waits_for_kick(const struct vcpu *v)
 	return state == VCPU_IDLE || state == VCPU_WORKING;
 }
 
-/* Any thread: QEMU kicks this vCPU. It wakes at the waker's local time. */
+/* Any thread: QEMU kicks this vCPU. It becomes ready at the local time of the vCPU that kicks. */
 void turn_wake(struct vcpu *v)
 {
 	/*
-	 * QEMU's RCU thread kicks all vCPUs to make them leave cpu_exec(). One
-	 * that waits here has left it, and to be woken at random is no service.
+	 * QEMU's RCU thread kicks all vCPUs so that they leave cpu_exec(). Ignore
+	 * it: a vCPU that waits here has left, and the thread's moment depends on
+	 * the host.
 	 */
 	if (!self && !mainloop_is_self())
 		return;
@@ -390,7 +410,10 @@ void turn_wake(struct vcpu *v)
 	turn_unlock();
 }
 
-/* The vCPU's own thread at a quantum end, counted: may it go on? */
+/*
+ * The vCPU's own thread, at a quantum end and after vcpu_count(). Return true if
+ * its turn goes on.
+ */
 bool turn_extend(struct vcpu *v)
 {
 	bool goes_on;
@@ -416,9 +439,9 @@ bool turn_extend(struct vcpu *v)
 }
 
 /*
- * A thread is about to wait for vCPUs to do something in QEMU (stop, run a
- * work item): all that wait here go round QEMU's loop once, without executing
- * guest code. Without this, SIGTERM would wait for ever.
+ * General release: all vCPUs that wait here pass through QEMU's loop once,
+ * without executing guest code. Called when a thread is about to wait until
+ * vCPUs stop or run a work item; otherwise SIGTERM would wait for ever.
  */
 void turn_release_all(void)
 {
@@ -435,9 +458,9 @@ int64_t turn_now(void)
 }
 
 /*
- * The main loop has a reason to return from ppoll(). While it is on its way, time may not
- * go past the timer that it knows of: a window from here could end almost two after it,
- * if the last one had been used up.
+ * The main loop has a reason to return from ppoll(). Until it has returned, no
+ * turn may end after the timer that it knows of, nor more than a window from
+ * now.
  */
 static void expect_main(void)
 {
@@ -447,13 +470,17 @@ static void expect_main(void)
 	main_hold_ns = main_deadline_ns < end ? main_deadline_ns : end;
 }
 
+/* The main loop is about to wait in ppoll() until @deadline_ns, or for @eventfd. */
 void turn_main_waits(int64_t deadline_ns, int eventfd)
 {
 	turn_lock();
 	main_eventfd = eventfd;
 	main_deadline_ns = deadline_ns;
 	if (main_renotified) {
-		/* Notified while busy: whether ppoll() sees it is a race, so make sure. */
+		/*
+		 * A vCPU notified it while it was busy. Whether ppoll() sees
+		 * that is a race, so wake it in any case.
+		 */
 		main_renotified = false;
 		expect_main();
 		call_main = true;
@@ -464,6 +491,7 @@ void turn_main_waits(int64_t deadline_ns, int eventfd)
 	turn_unlock();
 }
 
+/* The main loop has returned from ppoll(), and works from here on. */
 void turn_main_woken(void)
 {
 	turn_lock();
@@ -483,9 +511,9 @@ void turn_main_woken(void)
 }
 
 /*
- * A vCPU has written to a file that the main loop polls, most often because it
- * has set a timer that is due before the others. Time must not pass that timer
- * while the main loop is on its way to learn of it.
+ * A vCPU is about to write to a file that the main loop polls, most often
+ * because it has set a timer that is due before all others. Time must not pass
+ * that timer before the main loop has seen it.
  */
 void turn_main_notified(int fd)
 {
@@ -502,7 +530,7 @@ void turn_main_notified(int fd)
 		vcpu_end_quantum_early(self);
 }
 
-/* All halted and no timer set: it waits for the host, which is no hang. */
+/* Return true if all vCPUs are halted and no timer is set: the machine waits for the host. */
 bool turn_machine_sleeps(void)
 {
 	bool sleeps;
@@ -517,7 +545,7 @@ bool turn_machine_sleeps(void)
 static const char *const state_names[] = { "off", "idle", "working", "ready", "running" };
 static const char *const main_names[] = { "busy", "waits", "called" };
 
-/* Everything known, for the watchdog: no lock, since a hang may hold it. */
+/* Print the state of the machine, for the watchdog. Without the lock, which a hang may hold. */
 void turn_dump(void)
 {
 	const int64_t now = turn_now();

@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * A vCPU's life: it executes, its instructions are counted, it halts, it is
- * kicked.
+ * A vCPU executes, its instructions are counted, it halts, it is kicked.
  *
- * Counting is done by translated code: each block adds its length to a
- * scoreboard entry, and calls quantum_end() once the entry has reached
- * SCORE_END. The comparison is with a constant, so a quantum of any length is
- * made by setting the entry that much below SCORE_END. Nothing else is on the
- * fast path: an add, a compare and a branch not taken for each block.
+ * Translated code counts: each block adds its length to a scoreboard entry, and
+ * calls quantum_end() once the entry has reached SCORE_END. QEMU compares with a
+ * constant, so the entry begins a quantum's length below SCORE_END. The fast
+ * path of a block is an add, a compare, and a branch that is not taken.
  *
- * At the end of a turn the vCPU is asked to leave cpu_exec(), by the means
- * that QEMU itself uses to deliver an interrupt, and waits in vcpu_exec(),
- * which replaces QEMU's tcg_cpu_exec(). It could wait in the callback, but
- * there it would count as executing, and QEMU's exclusive sections (frequent
- * for arm64 guests: every broadcast TLB invalidation is one) would wait for it
- * while it waits for the vCPU that wants the section.
+ * At the end of a turn the vCPU leaves cpu_exec(), as it does when QEMU delivers
+ * an interrupt, and waits in vcpu_exec(), which replaces QEMU's tcg_cpu_exec().
+ * It does not wait in the callback, because QEMU would take it for executing
+ * there: QEMU's exclusive sections would wait for it while it waits for the vCPU
+ * that wants the section. (For arm64 guests every broadcast TLB invalidation is
+ * an exclusive section.)
  */
 #include <stdlib.h>
 
@@ -22,7 +20,7 @@
 
 #define SCORE_END (1ULL << 62)
 
-/* Open addressing, never removed from: 1024 condition variables at most. */
+/* Slots of a hash table with open addressing. It holds at most MAX_VCPUS, none is removed. */
 #define CONDS 4096
 
 struct cond_of_vcpu {
@@ -43,6 +41,7 @@ static size_t cond_slot(const pthread_cond_t *cond)
 	return ((uintptr_t)cond >> 4) * 0x9e3779b97f4a7c15ULL >> 52;
 }
 
+/* The vCPU that waits on this condition variable when it is halted, or NULL. */
 struct vcpu *vcpu_by_cond(const pthread_cond_t *cond)
 {
 	for (size_t i = cond_slot(cond);; i = (i + 1) % CONDS) {
@@ -55,7 +54,7 @@ struct vcpu *vcpu_by_cond(const pthread_cond_t *cond)
 	}
 }
 
-/* Called with QEMU's big lock held, so there is one writer. */
+/* The caller holds QEMU's big lock, so there is one writer. */
 static void remember_cond(const pthread_cond_t *cond, struct vcpu *v)
 {
 	size_t i = cond_slot(cond);
@@ -68,7 +67,7 @@ static void remember_cond(const pthread_cond_t *cond, struct vcpu *v)
 	__atomic_store_n(&conds[i].cond, cond, __ATOMIC_RELEASE);
 }
 
-/* Its own thread only. */
+/* Local time, with what was executed since the last count. The vCPU's own thread only. */
 int64_t vcpu_local_now(const struct vcpu *v)
 {
 	if (!v->score)
@@ -76,7 +75,7 @@ int64_t vcpu_local_now(const struct vcpu *v)
 	return v->local_ns + (int64_t)((*v->score - v->counted) * v->cost_ps + v->rest_ps) / 1000;
 }
 
-/* Turn what was executed since the last count into local time. Its own thread only. */
+/* Turn what was executed since the last count into local time. The vCPU's own thread only. */
 void vcpu_count(struct vcpu *v)
 {
 	const uint64_t insns = *v->score - v->counted;
@@ -90,7 +89,10 @@ void vcpu_count(struct vcpu *v)
 	v->local_ns += ps / 1000;
 }
 
-/* Counted: the next callback comes after a quantum, or where the turn ends. */
+/*
+ * After vcpu_count(): set the scoreboard so that quantum_end() is called after a
+ * quantum, or where the turn ends if that is earlier.
+ */
 void vcpu_start_quantum(struct vcpu *v)
 {
 	const int64_t limit = READ_ONCE(v->limit_ns);
@@ -108,6 +110,7 @@ void vcpu_start_quantum(struct vcpu *v)
 	v->counted = *v->score;
 }
 
+/* Let the next translated block call quantum_end(). */
 void vcpu_end_quantum_early(struct vcpu *v)
 {
 	vcpu_count(v);
@@ -115,6 +118,7 @@ void vcpu_end_quantum_early(struct vcpu *v)
 	v->counted = *v->score;
 }
 
+/* Translated code calls this at a quantum end: the turn goes on, or the vCPU yields. */
 static void quantum_end(unsigned int index, void *userdata)
 {
 	struct vcpu *v = &vcpus[index];
@@ -124,7 +128,7 @@ static void quantum_end(unsigned int index, void *userdata)
 	vcpu_count(v);
 	if (v->yields || !turn_extend(v)) {
 		v->yields = true;
-		/* Not again for this turn: the way out may execute a block more. */
+		/* Not again in this turn: a block more may be executed on the way out. */
 		*v->score = 0;
 		v->counted = 0;
 		cpu_exit(v->cpu);
@@ -133,7 +137,7 @@ static void quantum_end(unsigned int index, void *userdata)
 	vcpu_start_quantum(v);
 }
 
-/* What comes next would be executed until there is an interrupt: wait for that instead. */
+/* Translated code calls this before a loop of work.c: leave, and wait for an interrupt instead. */
 static void work_begins(unsigned int index, void *userdata)
 {
 	struct vcpu *v = &vcpus[index];
@@ -143,7 +147,7 @@ static void work_begins(unsigned int index, void *userdata)
 	cpu_exit(v->cpu);
 }
 
-/* Replaces tcg_cpu_exec(): the same, but only with a turn. */
+/* Replaces QEMU's tcg_cpu_exec(). Does the same, but only with a turn. */
 int vcpu_exec(CPUState *cpu)
 {
 	struct vcpu *v = self;
@@ -156,7 +160,7 @@ int vcpu_exec(CPUState *cpu)
 		v->works = false;
 		if (!turn_take(v))
 			return EXCP_INTERRUPT;
-		/* Back from a kick with the turn it had: the quantum goes on. */
+		/* After a kick the vCPU may still have its turn: then the quantum goes on. */
 		if (v->is_fresh) {
 			v->is_fresh = false;
 			vcpu_count(v);
@@ -170,10 +174,10 @@ int vcpu_exec(CPUState *cpu)
 }
 
 /*
- * Replaces pthread_cond_wait() of a halted vCPU. The condition variable is not
- * waited on at all: turn_wake() is told of each broadcast to it. So a kick
- * cannot be lost between the two, and the big lock is not held, or waited for,
- * until there is a turn.
+ * Replaces pthread_cond_wait() of a halted vCPU. It waits for a turn and not on
+ * the condition variable, because interpose.c tells turn_wake() of each signal
+ * to that: no kick is lost between two waits, and the vCPU neither holds the big
+ * lock nor waits for it before it has a turn.
  */
 void vcpu_idle_wait(struct vcpu *v, pthread_cond_t *cond, pthread_mutex_t *mutex)
 {
@@ -182,7 +186,7 @@ void vcpu_idle_wait(struct vcpu *v, pthread_cond_t *cond, pthread_mutex_t *mutex
 	pthread_mutex_unlock(mutex);
 	turn_wait(v, VCPU_IDLE);
 	pthread_mutex_lock(mutex);
-	/* QEMU looks for work next, with the lock held: nothing before now is missed. */
+	/* QEMU looks for work next, under the lock, so it sees the reason of every earlier kick. */
 	__atomic_store_n(&v->kicked, false, __ATOMIC_SEQ_CST);
 }
 
@@ -191,6 +195,7 @@ bool vcpu_is_big_lock(const pthread_mutex_t *mutex)
 	return mutex == READ_ONCE(big_lock);
 }
 
+/* QEMU has translated a block: add the counting, and the calls of breakpoint.c and work.c. */
 static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
 	const qemu_plugin_u64 entry = { scoreboard, 0 };
@@ -211,7 +216,7 @@ static void vcpu_init(qemu_plugin_id_t id, unsigned int index)
 	if (index >= MAX_VCPUS)
 		abort();
 	self = &vcpus[index];
-	/* The scoreboard grows, and moves, as vCPUs are added; none executes then. */
+	/* Each new vCPU may move the scoreboard. None executes meanwhile. */
 	for (unsigned int i = 0; i <= index; i++)
 		vcpus[i].score = qemu_plugin_scoreboard_find(scoreboard, i);
 	self->counted = *self->score;
@@ -232,7 +237,7 @@ static void vcpu_resumes(qemu_plugin_id_t id, unsigned int index)
 
 void vcpu_register(qemu_plugin_id_t id)
 {
-	/* An entry for each vCPU, on its own pair of cache lines. */
+	/* Each vCPU's entry has a pair of cache lines of its own. */
 	scoreboard = qemu_plugin_scoreboard_new(128);
 	qemu_plugin_register_vcpu_init_cb(id, vcpu_init);
 	qemu_plugin_register_vcpu_tb_trans_cb(id, translate);

@@ -2,30 +2,30 @@
 /*
  * The virtual-time machine: shared declarations.
  *
- * Each vCPU has a local virtual time: the instructions it has executed times
- * the cost of one. The machine's virtual time is the least local time of the
- * vCPUs that are not idle. Nobody may be further ahead of it than a window.
+ * Each vCPU has a local time: the instructions that it has executed times the
+ * cost of one. The machine's virtual time is the least local time of the vCPUs
+ * that are not idle. No vCPU may be further ahead of it than a window.
  *
- * How that is kept: a vCPU executes guest code only during a *turn*. There
- * are as many turns as the host has CPUs; turn.c gives them to the vCPUs that
- * are behind. A vCPU without a turn waits at a place where it holds no QEMU
- * lock and is not inside cpu_exec(): so it can neither block another vCPU's
- * exclusive section nor be blocked by it. The files:
+ * To keep that, a vCPU executes guest code only during a *turn*. There are as
+ * many turns as the host has CPUs, and turn.c gives them to the vCPUs that are
+ * furthest behind. A vCPU without a turn waits outside of cpu_exec() and holds
+ * no lock of QEMU, so it does not block another vCPU's exclusive section and
+ * none blocks it. The files:
  *
  *	main.c		options, installation, the report at exit
- *	turn.c		virtual time, windows, who runs next
- *	vcpu.c		counting instructions, a vCPU's life: run, halt, wake
- *	mainloop.c	QEMU's main loop: timers are served in virtual time
- *	clock.c		what the guest and QEMU read as the time
- *	breakpoint.c	breakpoints of the kernel's patching that are gone
+ *	turn.c		virtual time, windows, and which vCPU runs next
+ *	vcpu.c		a vCPU executes, is counted, halts, is kicked
+ *	mainloop.c	QEMU's main loop serves timers in virtual time
+ *	clock.c		the clocks that the guest and QEMU read
+ *	breakpoint.c	breakpoints that the kernel has removed
  *	work.c		the instruction of programs that only keep a CPU busy
  *	smt.c		the speed of a CPU whose sibling is busy
- *	interpose.c	the C library functions that QEMU calls through us
- *	patch.c		the QEMU functions that are replaced
+ *	interpose.c	the C library functions that are replaced
+ *	patch.c		replaces functions of QEMU
  *	report.c	the fidelity report
- *	watchdog.c	no progress in real time: say where everyone is, end
+ *	watchdog.c	ends a machine that makes no progress
  *
- * Units: virtual times are nanoseconds in int64_t, suffix _ns; costs of an
+ * Units: virtual times are nanoseconds in int64_t, suffix _ns. Costs of an
  * instruction are picoseconds, suffix _ps.
  */
 #ifndef MAGPIE_VTIME_H
@@ -42,26 +42,26 @@
 #define MAX_VCPUS 1024
 #define MAX_BLOCK_INSNS 512 /* QEMU's TCG_MAX_INSNS */
 
-/* Virtual time starts here, not at 0: QEMU takes differences of clocks. */
+/* Virtual time begins here, because QEMU subtracts from clocks. */
 #define EPOCH_NS 1000000000000LL
 
 struct options {
 	double mips; /* speed of one CPU, million instructions a second */
-	int64_t window_ns; /* how far a CPU may be ahead of the last one */
-	uint64_t quantum; /* instructions between two looks at the others */
-	double smt_factor; /* speed of a CPU whose sibling is busy */
+	int64_t window_ns; /* how far the local times of two vCPUs may be apart */
+	uint64_t quantum; /* instructions between two looks at the other vCPUs */
+	double smt_factor; /* speed of a CPU whose sibling is busy, of its speed alone */
 	unsigned int threads; /* hardware threads of a core */
 	unsigned int turns; /* vCPUs that execute at once */
-	bool deterministic; /* one turn, and the main loop takes turns too */
+	bool deterministic; /* one vCPU or the main loop at a time: every run is the same */
 	unsigned int tsc_mhz; /* frequency of the x86 time stamp counter */
-	unsigned int hang_s; /* real seconds without progress before we give up */
-	const char *report; /* where the report goes; NULL: standard error */
+	unsigned int hang_s; /* real seconds without progress until the machine is ended */
+	const char *report; /* file for the report; NULL: standard error */
 };
 
 enum vcpu_state {
 	VCPU_OFF, /* not started */
 	VCPU_IDLE, /* halted or stopped: does not hold back virtual time */
-	VCPU_WORKING, /* busy until it is interrupted: the same, but not idle */
+	VCPU_WORKING, /* in a loop of work.c: busy, but does not hold back virtual time */
 	VCPU_READY, /* wants a turn */
 	VCPU_RUNNING, /* has a turn */
 };
@@ -69,24 +69,24 @@ enum vcpu_state {
 struct vcpu {
 	/* Written by turn.c under its lock, read anywhere. */
 	enum vcpu_state state;
-	uint32_t turn_word; /* futex: changes when the vCPU should look again */
-	uint32_t seen_release; /* the last general release that it obeyed */
-	bool asleep; /* waits on turn_word */
+	uint32_t turn_word; /* futex: changes when the vCPU must look at its state again */
+	uint32_t seen_release; /* the last general release that it followed */
+	bool asleep; /* sleeps on turn_word */
 	int64_t limit_ns; /* its turn ends here */
 
 	/* Written by the vCPU's own thread; local_ns is read by the others. */
 	int64_t local_ns; /* local time at the last count */
-	uint32_t rest_ps; /* what local_ns is short of */
-	uint32_t cost_ps; /* of one instruction in this quantum */
+	uint32_t rest_ps; /* picoseconds that local_ns lacks */
+	uint32_t cost_ps; /* cost of one instruction in this quantum */
 	uint64_t counted; /* the scoreboard's value at the last count */
 	uint64_t *score; /* grows by each executed instruction */
-	bool is_fresh; /* has a new turn, for which no quantum has begun */
-	bool yields; /* left its turn, on its way out of cpu_exec() */
+	bool is_fresh; /* no quantum of its turn has begun */
+	bool yields; /* its turn is over, and it is leaving cpu_exec() */
 	bool halting; /* between QEMU's idle and resume callbacks */
-	bool works; /* has nothing to execute until it is interrupted (work.c) */
+	bool works; /* in a loop of work.c, until it is interrupted */
 	CPUState *cpu;
 
-	/* Set by whoever kicks the vCPU. */
+	/* Set by the thread that kicks the vCPU, cleared by the vCPU's own. */
 	bool kicked;
 
 	/* For the report. */
@@ -96,27 +96,27 @@ struct vcpu {
 	int64_t idle_ns;
 	int64_t work_ns;
 	int64_t shared_ns; /* time in which an SMT sibling was busy */
-	int64_t waits_since_ns; /* idle or working */
+	int64_t waits_since_ns; /* when it became idle or working */
 } __attribute__((aligned(128)));
 
 struct counters {
 	uint64_t turns; /* turns given */
-	uint64_t slow_quanta; /* quantum ends that took the lock */
-	uint64_t jumps; /* all idle: time jumped to the next timer */
-	uint64_t timer_calls; /* main loop called because a timer was due */
-	uint64_t notify_calls; /* main loop called by a vCPU */
-	uint64_t host_calls; /* main loop woken from outside */
-	uint64_t stale_breakpoints; /* found gone, and not executed */
-	uint64_t broken; /* a CPU was found beyond its window */
-	int64_t beyond_max_ns; /* how far beyond the end of its turn at most */
-	int64_t late_max_ns; /* a timer was served this late at most */
+	uint64_t slow_quanta; /* quantum ends at which a vCPU looked at the others */
+	uint64_t jumps; /* all vCPUs were idle, and time jumped to the next timer */
+	uint64_t timer_calls; /* a due timer called the main loop */
+	uint64_t notify_calls; /* a vCPU called the main loop */
+	uint64_t host_calls; /* the host woke the main loop */
+	uint64_t stale_breakpoints; /* breakpoints that were gone, and not executed */
+	uint64_t broken; /* a vCPU was found beyond the end of its turn */
+	int64_t beyond_max_ns; /* how far beyond at most */
+	int64_t late_max_ns; /* how late a timer was served at most */
 };
 
 extern struct options options;
 extern struct vcpu vcpus[MAX_VCPUS];
 extern unsigned int nr_vcpus;
 extern struct counters counters;
-extern bool is_active; /* installed: time is virtual from here on */
+extern bool is_active; /* the plugin is installed: time is virtual */
 extern __thread struct vcpu *self;
 
 #define READ_ONCE(x) __atomic_load_n(&(x), __ATOMIC_RELAXED)

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Bounded time: a machine that makes no progress for options.hang_s seconds of
- * real time is described, vCPU by vCPU, and ended. SIGUSR2 asks for the report
- * of a machine that goes on.
+ * Ends a machine that makes no progress for options.hang_s seconds of real time,
+ * and prints the state of each vCPU first. Also writes the report of a running
+ * machine on SIGUSR2.
  *
- * Progress is that virtual time or any counter moves. Seconds are counted by
- * sleeping one at a time, so that a suspended host is not taken for a hang.
+ * A machine makes progress if virtual time or a counter moves. The watchdog
+ * counts seconds by sleeping for one at a time, so that it does not take a
+ * suspended host for a hang.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -16,7 +17,7 @@
 
 #include "vtime.h"
 
-/* Distinct from QEMU's own 1, so that the lab can tell the two apart. */
+/* Differs from QEMU's own exit code 1, so that a log shows which of the two it was. */
 #define EXIT_HANG 86
 
 #define LOOKS_PER_SECOND 20
@@ -29,7 +30,7 @@ static void want_report(int signal)
 	report_wanted = 1;
 }
 
-/* A second of this process' life, in which requests for the report are served. */
+/* Sleep for a second, and write the report if SIGUSR2 asked for it. */
 static void sleep_second(void)
 {
 	const struct timespec pause = { .tv_nsec = 1000000000 / LOOKS_PER_SECOND };
@@ -43,6 +44,7 @@ static void sleep_second(void)
 	}
 }
 
+/* A number that changes when the machine makes progress. */
 static uint64_t progress(void)
 {
 	uint64_t sum = turn_now() + READ_ONCE(counters.turns) + READ_ONCE(counters.host_calls);
@@ -92,7 +94,7 @@ void watchdog_start(void)
 	pthread_t thread;
 
 	sigaction(SIGUSR2, &action, NULL);
-	/* QEMU's signals are for QEMU's threads. */
+	/* The watchdog's thread takes none of QEMU's signals. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	if (pthread_create(&thread, NULL, watch, NULL))

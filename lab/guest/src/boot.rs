@@ -1,19 +1,21 @@
-//! From the first instruction of init to a system that a workload and a scheduler can run in.
+//! Sets up the system that workloads and schedulers run in: mounts, cgroups, the loopback
+//! interface.
 //!
-//! A failed mount is no reason to give up (an old kernel may lack bpffs): it becomes a warning that
-//! the host prints when something later goes wrong.
+//! A step that fails becomes a warning, which hello carries to the host, and the boot goes on: a
+//! kernel may lack a file system that no test of this run needs.
 
-use magpie_guest::PORT_NAME;
-use nix::mount::{MsFlags, mount};
-use nix::net::if_::{InterfaceFlags, if_nametoindex};
-use nix::sys::utsname::uname;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// File system type, mount point.
+use magpie_guest::PORT_NAME;
+use nix::mount::{MsFlags, mount};
+use nix::net::if_::{InterfaceFlags, if_nametoindex};
+use nix::sys::utsname::uname;
+
+/// Types of file systems, and where they are mounted.
 const MOUNTS: &[(&str, &str)] = &[
     ("proc", "/proc"),
     ("sysfs", "/sys"),
@@ -28,10 +30,10 @@ const MOUNTS: &[(&str, &str)] = &[
     ("tracefs", "/sys/kernel/tracing"),
 ];
 
-/// Controllers that tests of weights, cpusets and limits need.
+/// Cgroup controllers that are enabled for children of the root.
 const CONTROLLERS: &[&str] = &["cpu", "cpuset", "pids", "memory"];
 
-/// Brings the system up; what failed.
+/// Sets the system up. Returns what failed.
 pub fn set_up() -> Vec<String> {
     let mut warnings = Vec::new();
     let mut note = |what: String, result: Result<(), String>| {
@@ -70,9 +72,9 @@ pub fn set_up() -> Vec<String> {
     }
     note("bring up lo".into(), bring_up_loopback());
     note("link the kernel's config".into(), link_config());
-    // The kernel's chatter has told the host where the boot is; from here on it costs a run time.
+    // Up to here the log told the host where the boot was. From here on it would cost time.
     let _ = fs::write("/proc/sys/kernel/printk", "4");
-    // Reports of domains and run delays (/proc/schedstat) are empty otherwise.
+    // Without this, /proc/schedstat has no domains and no run delays.
     let _ = fs::write("/proc/sys/kernel/sched_schedstats", "1");
     for cpu in offline_cpus(&fs::read_to_string("/proc/cmdline").unwrap_or_default()) {
         let path = format!("/sys/devices/system/cpu/cpu{cpu}/online");
@@ -84,7 +86,7 @@ pub fn set_up() -> Vec<String> {
     warnings
 }
 
-/// CPUs named by `magpie.offline=3,5` on the kernel's command line.
+/// Returns the CPUs that `magpie.offline=3,5` on the kernel's command line names.
 fn offline_cpus(cmdline: &str) -> Vec<u32> {
     cmdline
         .split_whitespace()
@@ -104,15 +106,17 @@ fn bring_up_loopback() -> Result<(), String> {
     }
     request.ifr_ifru.ifru_flags =
         (InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING).bits() as libc::c_short;
-    // SAFETY: the socket is open and `request` is an ifreq that outlives the call, as SIOCSIFFLAGS wants.
+    // SAFETY: the socket is open, and SIOCSIFFLAGS reads an ifreq, which `request` is during the
+    // call.
     match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &request) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error().to_string()),
     }
 }
 
-/// libbpf looks for `/boot/config-$(uname -r)`. The image carries the file under a fixed name, since
-/// the host does not know the release of a kernel that somebody built.
+/// Links the kernel's configuration to `/boot/config-$(uname -r)`, where libbpf looks for it. The
+/// image has it under a fixed name, because the host does not know the release of a user's own
+/// kernel.
 fn link_config() -> Result<(), String> {
     let release = uname()
         .map_err(|e| e.to_string())?
@@ -126,7 +130,7 @@ fn link_config() -> Result<(), String> {
         .map_err(|e| e.to_string())
 }
 
-/// Opens the port to the host, which may show up a moment after init has started.
+/// Opens the port to the host. Waits for it, because the kernel may find it after init has started.
 pub fn open_port() -> Result<File, String> {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
@@ -146,6 +150,7 @@ pub fn open_port() -> Result<File, String> {
     }
 }
 
+/// Returns the device of the port to the host, if the kernel has found it.
 fn find_port() -> Option<String> {
     for entry in fs::read_dir("/sys/class/virtio-ports").ok()?.flatten() {
         let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();

@@ -1,15 +1,15 @@
-//! The protocol between the lab and the agent in a guest: one JSON object per line, both ways, over
-//! the virtio-serial port [`PORT_NAME`].
+//! The protocol between the lab and the agent in a guest: JSON objects, one per line in both
+//! directions, over the virtio-serial port [`PORT_NAME`].
 //!
 //! ```text
 //!   host                                    guest
 //!    |  <------------- hello ----------------  |   once, when the guest is ready
 //!    |  -- exec {id, argv} ----------------->  |
 //!    |  <-- output {id, stream, data} -------  |   any number
-//!    |  <-- exited {id, usage} --------------  |
+//!    |  <-- exited {id, result} -------------  |
 //!    |  -- start_scheduler {id, argv} ------>  |
 //!    |  <-- scheduler_started {id} ----------  |   when the kernel's state is "enabled"
-//!    |  <-- scheduler_exited {id?, exit} ----  |   at any time; with id: the answer to a request
+//!    |  <-- scheduler_exited {id?, exit} ----  |   at any time; an answer if it has an id
 //!    |  <-- failed {id, message} ------------  |   the request could not be carried out
 //! ```
 
@@ -20,83 +20,85 @@ use serde::{Deserialize, Serialize};
 /// Name of the virtio-serial port.
 pub const PORT_NAME: &str = "org.magpie.agent";
 
-/// Raised with every incompatible change, so that a stale agent is named and not misunderstood.
+/// Version of the protocol. Each incompatible change raises it, so that the lab detects a stale
+/// agent.
 pub const PROTOCOL: u32 = 1;
 
-/// What the host asks for.
+/// A request of the host.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Request {
-    /// Runs a command; answered by `Output`s and one `Exited`.
+    /// Run a command. The answers are any number of `Output` and one `Exited`, or `Failed`.
     Exec {
-        /// Chosen by the host, repeated in the answers.
+        /// The host chooses it, the answers repeat it.
         id: u64,
         /// Program (looked up in PATH) and arguments.
         argv: Vec<String>,
     },
-    /// Kills the process group of a running `Exec`; its `Exited` follows.
+    /// Kill the process group of a running `Exec`. The `Exited` of that follows.
     Kill {
         /// The id of the `Exec`.
         id: u64,
     },
-    /// Starts a scheduler; answered by `SchedulerStarted`, `SchedulerExited` or `Failed`.
+    /// Start a scheduler. The answer is `SchedulerStarted`, `SchedulerExited` or `Failed`.
     StartScheduler {
-        /// Chosen by the host.
+        /// The host chooses it, the answer repeats it.
         id: u64,
         /// Program and arguments.
         argv: Vec<String>,
     },
-    /// Interrupts the scheduler, answered by `SchedulerExited` when the kernel's state is "disabled".
+    /// Send the scheduler SIGINT. The answer is `SchedulerExited` once the kernel's state is
+    /// "disabled", or `Failed`.
     StopScheduler {
-        /// Chosen by the host.
+        /// The host chooses it, the answer repeats it.
         id: u64,
     },
-    /// Asks for `Scheduler`.
+    /// Ask for `Scheduler`.
     SchedulerStatus {
-        /// Chosen by the host.
+        /// The host chooses it, the answer repeats it.
         id: u64,
     },
-    /// Powers the guest off. There is no answer but the end of QEMU.
+    /// Power the guest off. QEMU ends, and there is no other answer.
     Shutdown,
 }
 
-/// What the guest says.
+/// An event that the agent reports.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
-    /// The guest is up.
+    /// The guest is ready.
     Hello {
         /// [`PROTOCOL`] of the agent.
         protocol: u32,
         /// `uname -r`.
         release: String,
-        /// Things of the boot that failed and that a test may miss, such as a mount.
+        /// Steps of the boot that failed and that a test may miss, such as a mount.
         warnings: Vec<String>,
     },
     /// Bytes that a command wrote.
     Output {
         /// Of the `Exec`.
         id: u64,
-        /// Which of its streams.
+        /// The stream that the command wrote to.
         stream: Stream,
-        /// Base64, see [`encode`] and [`decode`].
+        /// The bytes in base64, see [`encode`] and [`decode`].
         data: String,
     },
-    /// A command has ended; all of its output was sent before.
+    /// A command has ended. All its output was sent before.
     Exited {
         /// Of the `Exec`.
         id: u64,
         /// How it ended and what it used.
         result: ExecResult,
     },
-    /// The scheduler is attached.
+    /// The kernel has enabled the scheduler.
     SchedulerStarted {
         /// Of the request.
         id: u64,
     },
     /// The scheduler has ended.
     SchedulerExited {
-        /// Of the request that waited for it, none when it ended by itself.
+        /// Of the request that waited for it; `None` if the scheduler ended by itself.
         id: Option<u64>,
         /// How and why.
         exit: SchedulerExit,
@@ -105,9 +107,9 @@ pub enum Event {
     Scheduler {
         /// Of the request.
         id: u64,
-        /// True while the process that was started lives.
+        /// Whether the process that was started lives.
         running: bool,
-        /// Contents of /sys/kernel/sched_ext/state, empty without sched_ext.
+        /// Contents of /sys/kernel/sched_ext/state; empty without sched_ext.
         state: String,
     },
     /// A request could not be carried out.
@@ -119,7 +121,7 @@ pub enum Event {
     },
 }
 
-/// One of a command's output streams.
+/// An output stream of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stream {
@@ -129,20 +131,20 @@ pub enum Stream {
     Stderr,
 }
 
-/// How a command ended and what it used, all measured in the guest.
+/// How a command ended and what it used, measured in the guest.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ExecResult {
     /// Exit code; 128 plus the signal's number when a signal ended it.
     pub code: i32,
     /// The signal that ended it, if one did.
     pub signal: Option<i32>,
-    /// Wall-clock seconds on the guest's monotonic clock, from before the fork to the reaping.
+    /// Seconds on the guest's monotonic clock, from before the fork until the agent has reaped it.
     pub wall_seconds: f64,
-    /// CPU seconds in user mode, of the command and its waited-for children.
+    /// CPU seconds in user mode, of the command and the children that it has reaped.
     pub user_seconds: f64,
-    /// CPU seconds in kernel mode, of the command and its waited-for children.
+    /// CPU seconds in kernel mode, of the command and the children that it has reaped.
     pub system_seconds: f64,
-    /// Largest resident set in KiB.
+    /// Largest resident set, in KiB.
     pub max_rss_kib: i64,
     /// Voluntary context switches.
     pub voluntary_switches: i64,
@@ -157,20 +159,24 @@ pub struct SchedulerExit {
     pub code: i32,
     /// The signal that ended it, if one did.
     pub signal: Option<i32>,
-    /// The last 64 KiB of what it wrote, both streams, lossy UTF-8.
+    /// The last 64 KiB that it wrote to both streams, as lossy UTF-8.
     pub output: String,
-    /// Kernel log lines about sched_ext since it was started: the kernel's reason is here.
+    /// Lines about sched_ext in the kernel's log since its start; the kernel's reason is among
+    /// them.
     pub kernel_log: Vec<String>,
-    /// Contents of /sys/kernel/sched_ext/state after the end.
+    /// Contents of /sys/kernel/sched_ext/state after its end.
     pub state: String,
 }
 
-/// Bytes as they travel in `Output`.
+/// Encodes bytes for `Output`.
 pub fn encode(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
-/// The bytes of an `Output`; the error names the malformed position.
+/// Decodes the bytes of an `Output`.
+///
+/// # Errors
+/// When `data` is no base64; the error names the position.
 pub fn decode(data: &str) -> Result<Vec<u8>, base64::DecodeError> {
     STANDARD.decode(data)
 }

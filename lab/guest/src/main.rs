@@ -1,30 +1,32 @@
 //! The init and agent inside a lab guest.
 //!
 //! The kernel starts it as `/init` from the initramfs. It mounts what a workload expects, opens the
-//! port to the host, says hello and then serves requests in one loop over one poll: requests from
-//! the host, output of children, ends of children, the state of the scheduler under test.
+//! port to the host and says hello. Then one loop around one poll serves requests of the host,
+//! output and ends of children, and changes of the scheduler under test.
 //!
-//! A scheduler under test may starve everything that it schedules. The agent must still be able to
-//! say so: it runs as SCHED_FIFO, which sched_ext does not schedule, and its children are reset to
-//! the normal policy at the fork. When the host goes away, the port hangs up and the guest powers off.
+//! The agent runs as SCHED_FIFO, which sched_ext does not schedule, so that it can report a
+//! scheduler under test that starves every other task. Its children return to the normal policy at
+//! the fork. When the host closes the port, the guest powers off.
 
 mod boot;
 mod process;
 mod scheduler;
 
-use magpie_guest::{Event, PROTOCOL, Request, encode};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
-use process::{Process, reap};
-use scheduler::{Change, Scheduler};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 
-/// How often the scheduler's state is looked at while there is a scheduler.
-const LOOK_MS: u16 = 20;
+use magpie_guest::{Event, PROTOCOL, Request, encode};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use crate::process::{Process, Reaped, reap};
+use crate::scheduler::{Change, Scheduler};
+
+/// Milliseconds between two looks at the state of a scheduler, while there is one.
+const STATE_INTERVAL_MS: u16 = 20;
 
 fn main() {
     if std::process::id() != 1 {
@@ -40,13 +42,13 @@ fn main() {
 fn power_off() -> ! {
     nix::unistd::sync();
     let error = nix::sys::reboot::reboot(nix::sys::reboot::RebootMode::RB_POWER_OFF);
-    // An init that returns panics the kernel, which ends QEMU as well.
+    // The kernel panics when init ends, and that ends QEMU too.
     panic!("cannot power off: {error:?}");
 }
 
 fn serve() -> Result<(), String> {
     run_above_all_schedulers();
-    // SAFETY: there is one thread, nobody else reads the environment.
+    // SAFETY: the process has one thread, so no other reads the environment.
     unsafe {
         std::env::set_var(
             "PATH",
@@ -76,6 +78,7 @@ fn serve() -> Result<(), String> {
     agent.run()
 }
 
+/// Makes this process SCHED_FIFO, and its children normal again.
 fn run_above_all_schedulers() {
     let parameter = libc::sched_param { sched_priority: 50 };
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
@@ -88,6 +91,7 @@ fn run_above_all_schedulers() {
     }
 }
 
+/// The agent's connection, children and scheduler.
 struct Agent {
     port: File,
     /// Running commands by the id of their request.
@@ -126,7 +130,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Sleeps until something happens; what happened to the port.
+    /// Sleeps until there is something to do. Returns what the poll says of the port.
     fn wait(&self, children: &SignalFd) -> Result<PollFlags, String> {
         let scheduler = self.scheduler.as_ref().map(|s| &s.process);
         let mut fds = vec![
@@ -142,7 +146,7 @@ impl Agent {
             fds.push(PollFd::new(pipe.as_fd(), PollFlags::POLLIN));
         }
         let timeout = if scheduler.is_some() {
-            PollTimeout::from(LOOK_MS)
+            PollTimeout::from(STATE_INTERVAL_MS)
         } else {
             PollTimeout::NONE
         };
@@ -153,6 +157,7 @@ impl Agent {
         Ok(fds[0].revents().unwrap_or(PollFlags::empty()))
     }
 
+    /// Handles the requests that have arrived. `input` keeps a line that is not complete yet.
     fn read_requests(&mut self, input: &mut Vec<u8>) -> Result<(), String> {
         let mut buffer = [0; 16384];
         let length = self
@@ -164,7 +169,9 @@ impl Agent {
             let line: Vec<u8> = input.drain(..=end).collect();
             match serde_json::from_slice(&line) {
                 Ok(request) => self.handle(request)?,
-                Err(error) => eprintln!("magpie-guest: not a request: {error}"),
+                Err(error) => {
+                    eprintln!("magpie-guest: the host sent a line that is no request: {error}")
+                }
             }
         }
         Ok(())
@@ -223,6 +230,7 @@ impl Agent {
         }
     }
 
+    /// Sends the commands' output to the host, and keeps the scheduler's.
     fn read_output(&mut self) -> Result<(), String> {
         let mut sent = Ok(());
         for (&id, process) in &mut self.commands {
@@ -234,7 +242,8 @@ impl Agent {
         sent
     }
 
-    fn child_ended(&mut self, reaped: process::Reaped) -> Result<(), String> {
+    /// Reports the end of a child. The child may also be an orphan that init has inherited.
+    fn child_ended(&mut self, reaped: Reaped) -> Result<(), String> {
         if let Some(scheduler) = self
             .scheduler
             .as_mut()
@@ -244,7 +253,7 @@ impl Agent {
             return Ok(());
         }
         let Some((&id, _)) = self.commands.iter().find(|(_, p)| p.pid == reaped.pid) else {
-            return Ok(()); // an orphan
+            return Ok(());
         };
         let mut process = self.commands.remove(&id).expect("the id was just found");
         let result = process.result(&reaped);
@@ -254,6 +263,7 @@ impl Agent {
         self.send(&Event::Exited { id, result })
     }
 
+    /// Reports a change of the scheduler's state, if there is one.
     fn check_scheduler(&mut self) -> Result<(), String> {
         match self.scheduler.as_mut().and_then(Scheduler::check) {
             None => Ok(()),
@@ -266,7 +276,7 @@ impl Agent {
     }
 }
 
-/// A sink that sends a command's output to the host and keeps the first failure.
+/// Returns a sink that sends a command's output to the host. `sent` keeps the first failure.
 fn forward<'a>(
     port: &'a mut File,
     id: u64,

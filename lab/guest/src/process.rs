@@ -1,8 +1,6 @@
-//! Children of the agent: started in a process group of their own, their output read as it comes,
-//! reaped with their resource usage.
+//! Children of the agent. Each has a process group of its own; the agent reads its output as it
+//! comes and reaps it with its resource usage.
 
-use magpie_guest::{ExecResult, Stream};
-use nix::sys::signal::SigSet;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -10,28 +8,31 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use magpie_guest::{ExecResult, Stream};
+use nix::sys::signal::SigSet;
+
 /// A running child.
 pub struct Process {
-    /// Process id, also its process group's.
+    /// Process id, which is also the id of its process group.
     pub pid: i32,
     started: Instant,
-    /// Pipes that have not reached their end.
+    /// Its output, as far as it has not closed it.
     pub pipes: Vec<(File, Stream)>,
 }
 
-/// A child that was reaped.
+/// How a child ended.
 pub struct Reaped {
     /// Process id.
     pub pid: i32,
-    /// Exit code or 128 plus the signal.
+    /// Exit code, or 128 plus the signal's number.
     pub code: i32,
-    /// The signal that ended it.
+    /// The signal that ended it, if one did.
     pub signal: Option<i32>,
     usage: libc::rusage,
 }
 
 impl Process {
-    /// Starts `argv` with an environment of its own; the error says what could not be started.
+    /// Starts a command. The error names the program that could not be started.
     pub fn start(argv: &[String]) -> Result<Process, String> {
         let (program, arguments) = argv.split_first().ok_or("an empty command")?;
         let started = Instant::now();
@@ -42,8 +43,8 @@ impl Process {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
-        // The agent blocks SIGCHLD for its signalfd and children inherit that: a shell that waits
-        // for its background jobs would wait for ever.
+        // Unblocks SIGCHLD, which the agent blocks for its signalfd and children inherit. A shell
+        // would otherwise wait for its background jobs for ever.
         // SAFETY: between fork and exec only sigprocmask is called, which is async-signal-safe.
         unsafe {
             command.pre_exec(|| {
@@ -68,7 +69,9 @@ impl Process {
         })
     }
 
-    /// Reads what is there without blocking and drops the pipes that have ended.
+    /// Reads the output that is there, without blocking, and closes the pipes that have ended.
+    /// Reads at most one full buffer of each pipe, so that a command that floods its pipe does not
+    /// keep the agent from the request that kills it.
     pub fn read_output(&mut self, sink: &mut dyn FnMut(Stream, &[u8])) {
         let mut buffer = [0; 16384];
         self.pipes.retain_mut(|(pipe, stream)| {
@@ -77,8 +80,6 @@ impl Process {
                     Ok(0) => return false,
                     Ok(length) => {
                         sink(*stream, &buffer[..length]);
-                        // One full buffer a turn: a command that floods its pipe must not keep
-                        // the agent from reading requests, such as the one that kills it.
                         if length == buffer.len() {
                             return true;
                         }
@@ -90,9 +91,9 @@ impl Process {
         });
     }
 
-    /// Reads until the pipes are empty; for a child that has ended. The number of turns is bounded,
-    /// since a grandchild that lives on may never stop writing; what the child itself left is at
-    /// most one pipe's capacity, which is a few turns.
+    /// Reads what a child that has ended left in its pipes. That is at most a pipe's capacity,
+    /// which takes a few of the rounds. Their number is bounded, because a grandchild that lives on
+    /// may never stop writing.
     pub fn drain_output(&mut self, sink: &mut dyn FnMut(Stream, &[u8])) {
         for _ in 0..64 {
             let mut some = false;
@@ -108,17 +109,18 @@ impl Process {
 
     /// Sends a signal to the process group.
     pub fn signal_group(&self, signal: i32) {
-        // SAFETY: kill takes no pointers; the group is our child's, which has not been reaped.
+        // SAFETY: kill takes no pointers, and the child has not been reaped, so the group is its
+        // own.
         unsafe { libc::kill(-self.pid, signal) };
     }
 
     /// Sends a signal to the process alone.
     pub fn signal(&self, signal: i32) {
-        // SAFETY: as above.
+        // SAFETY: kill takes no pointers, and the child has not been reaped, so the id is its own.
         unsafe { libc::kill(self.pid, signal) };
     }
 
-    /// What it used, from its reaping.
+    /// Returns how it ended and what it used.
     pub fn result(&self, reaped: &Reaped) -> ExecResult {
         let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
         ExecResult {
@@ -134,13 +136,14 @@ impl Process {
     }
 }
 
+/// Makes reads of a pipe return at once.
 fn unblock(pipe: OwnedFd) -> File {
     // SAFETY: the descriptor is open and owned by `pipe`; F_SETFL takes no pointers.
     unsafe { libc::fcntl(pipe.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
     File::from(pipe)
 }
 
-/// Reaps one child if one has ended: our own, or an orphan that init inherited.
+/// Reaps a child that has ended, if there is one. It may be an orphan that init has inherited.
 pub fn reap() -> Option<Reaped> {
     let mut status = 0;
     // SAFETY: an all-zero rusage is valid: it is plain data.

@@ -1,18 +1,26 @@
-//! The scheduler under test: started, watched, stopped, and its end explained.
+//! The scheduler under test: the agent starts it, watches it, stops it, and explains its end with
+//! its output and the kernel's log.
 
-use crate::process::{Process, Reaped};
-use magpie_guest::SchedulerExit;
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, Instant};
 
-const STATE: &str = "/sys/kernel/sched_ext/state";
-const OUTPUT_KEPT: usize = 64 * 1024;
-const PATIENCE: Duration = Duration::from_secs(10);
+use magpie_guest::SchedulerExit;
 
-/// The kernel's word on sched_ext, empty where it has none.
+use crate::process::{Process, Reaped};
+
+const STATE: &str = "/sys/kernel/sched_ext/state";
+
+/// Bytes of the scheduler's output that are kept.
+const OUTPUT_KEPT: usize = 64 * 1024;
+
+/// How long a scheduler may take to end after SIGINT before it is killed, and the kernel to move
+/// all tasks back to the fair class after it has ended.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Returns the kernel's sched_ext state; empty on a kernel without sched_ext.
 pub fn state() -> String {
     fs::read_to_string(STATE)
         .unwrap_or_default()
@@ -20,11 +28,11 @@ pub fn state() -> String {
         .to_string()
 }
 
-/// A scheduler that was started and whose end has not been reported yet.
+/// A scheduler that was started, until its end has been reported.
 pub struct Scheduler {
-    /// Its process.
+    /// The scheduler's process.
     pub process: Process,
-    /// The request that waits for it: first the start, later a stop.
+    /// The request that waits for a change: first the start, later a stop.
     pub waiting: Option<u64>,
     starting: bool,
     asked_to_stop: Option<Instant>,
@@ -33,16 +41,16 @@ pub struct Scheduler {
     kernel_log: Option<File>,
 }
 
-/// What a look at the scheduler found.
+/// A change of the scheduler's state.
 pub enum Change {
-    /// The kernel enabled it; the request that waited.
+    /// The kernel has enabled it. With the request that waited for that.
     Started(u64),
-    /// It is gone; the request that waited, if any.
+    /// It has ended. With the request that waited for that, if there is one.
     Exited(Option<u64>, SchedulerExit),
 }
 
 impl Scheduler {
-    /// Starts one; the error says why that is impossible.
+    /// Starts a scheduler. The error says why that is impossible.
     pub fn start(id: u64, argv: &[String]) -> Result<Scheduler, String> {
         match state().as_str() {
             "disabled" => {}
@@ -70,7 +78,7 @@ impl Scheduler {
         })
     }
 
-    /// Asks it to end as a user would, with SIGINT.
+    /// Asks it to end with SIGINT, as a user does.
     pub fn stop(&mut self, id: u64) {
         self.waiting = Some(id);
         self.asked_to_stop = Some(Instant::now());
@@ -87,17 +95,16 @@ impl Scheduler {
         });
     }
 
-    /// Its process was reaped.
+    /// Keeps how its process ended.
     pub fn ended(&mut self, reaped: Reaped) {
         self.ended = Some((reaped, Instant::now()));
     }
 
-    /// Looks for a change of state.
+    /// Returns a change of state, if there is one. Kills a scheduler that does not follow SIGINT.
     pub fn check(&mut self) -> Option<Change> {
         let state = state();
         if let Some((reaped, since)) = &self.ended {
-            // The kernel takes a moment to move all tasks back to the fair class.
-            if state != "disabled" && since.elapsed() < PATIENCE {
+            if state != "disabled" && since.elapsed() < STOP_TIMEOUT {
                 return None;
             }
             let (code, signal) = (reaped.code, reaped.signal);
@@ -118,21 +125,23 @@ impl Scheduler {
         }
         if self
             .asked_to_stop
-            .is_some_and(|since| since.elapsed() > PATIENCE)
+            .is_some_and(|since| since.elapsed() > STOP_TIMEOUT)
         {
             self.process.signal_group(libc::SIGKILL);
         }
         None
     }
 
+    /// Returns the lines about sched_ext that the kernel has logged since the start, with the
+    /// indented lines that follow them.
     fn read_kernel_log(&mut self) -> Vec<String> {
         let mut lines: Vec<String> = Vec::new();
         let Some(log) = &mut self.kernel_log else {
             return lines;
         };
         let mut record = [0; 8192];
-        // Each read is one record: "priority,sequence,time,flags;text". EPIPE says that records
-        // were overwritten before we came; the next read goes on after the gap.
+        // Each read returns one record, "priority,sequence,time,flags;text". EPIPE says that the
+        // kernel has overwritten records; the next read goes on after them.
         let mut in_report = false;
         loop {
             match log.read(&mut record) {

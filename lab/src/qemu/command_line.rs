@@ -124,9 +124,9 @@ fn kernel_command_line(options: &GuestOptions) -> String {
     words.join(" ")
 }
 
-/// Returns the ticks of the TSC in a jiffy, which the guest would otherwise measure on each CPU that
-/// comes up. That takes several jiffies of undisturbed time, which a vCPU of a busy host does not
-/// get: 64 CPUs did not come up in minutes.
+/// Returns the ticks of the TSC in a jiffy, which the guest would otherwise measure on each CPU
+/// that comes up. That takes several jiffies of undisturbed time, which a vCPU of a busy host does
+/// not get: 64 CPUs did not come up in minutes.
 fn loops_per_jiffy() -> Option<u64> {
     #[cfg(target_arch = "x86_64")]
     {
@@ -142,16 +142,16 @@ fn loops_per_jiffy() -> Option<u64> {
     None
 }
 
-/// QEMU's sockets for a machine, and its dies per socket. An LLC is a socket, or a die if the machine
-/// says which LLCs share a package.
+/// QEMU's sockets for a machine, and its dies per socket. An LLC is a socket, or a die if the
+/// machine says which LLCs share a package.
 fn sockets_and_dies(machine: &Machine) -> (u32, u32) {
     let sockets = machine.packages.unwrap_or(machine.llcs());
     (sockets, machine.llcs() / sockets)
 }
 
-/// The arguments for the CPUs. All sockets of QEMU are alike, so an uneven machine gets the smallest
-/// even one that holds it, with one CPU; the others are plugged one by one where the machine has
-/// them.
+/// The arguments for the CPUs. All sockets of QEMU are alike, so an uneven machine gets the
+/// smallest even one that holds it, with one CPU; the others are plugged one by one where the
+/// machine has them.
 fn cpus(machine: &Machine, model: &str) -> Result<Vec<String>> {
     let (sockets, dies) = sockets_and_dies(machine);
     let cores = machine.llc.iter().map(|llc| llc.cores).max().unwrap_or(1);

@@ -36,12 +36,12 @@ pub struct Outcome {
     pub fidelity: Fidelity,
 }
 
-/// Boots the machine, runs `job` (a shell script) in it, and waits for its end. `timeout` is in real
-/// time and includes the boot.
+/// Boots the machine, runs `job` (a shell script) in it, and waits for its end. `timeout` is in
+/// real time and includes the boot.
 ///
 /// # Errors
-/// When the job is too long for the kernel's command line, or the machine does not boot, run the job
-/// and power off in time.
+/// When the job is too long for the kernel's command line, or the machine does not boot, run the
+/// job and power off in time.
 pub fn run(options: &GuestOptions, job: &str, timeout: Duration) -> Result<Outcome> {
     ensure!(
         job.len() <= LONGEST_JOB,

@@ -1,52 +1,51 @@
-//! How well a virtual-time machine kept its promises: what the plugin reports.
+//! The plugin's report: how well a virtual-time machine keeps its promises.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+use std::{fs, io, thread};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
-use std::fs;
-use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
 
-/// How long a machine may take to report. It is a thread of QEMU that does, on a host that may be
-/// busy.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long QEMU may take to write its report, in real time. The host may be busy.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The plugin's report. Counts are since the machine was started.
+/// The plugin's report. Counts begin with the machine's start.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Fidelity {
-    /// Why it was written: "running" (asked for), "exit", "hang".
+    /// Why the report was written: "running" (the lab asked for it), "exit" or "hang".
     pub end: String,
-    /// The guest's architecture in QEMU's words.
+    /// The guest's architecture, as QEMU names it.
     pub target: String,
     /// Number of CPUs.
     pub cpus: u32,
     /// Speed of one CPU in million instructions per second.
     pub mips: f64,
-    /// Instructions between two looks of a running CPU at the others.
+    /// Instructions that a vCPU executes between two looks at the others.
     pub quantum: u64,
-    /// How far a CPU may be ahead of the last one, in virtual nanoseconds.
+    /// How far the local times of two vCPUs may be apart, in virtual nanoseconds.
     pub window_ns: u64,
-    /// Speed of a CPU whose sibling is busy, as a fraction.
+    /// Speed of a CPU whose sibling is busy, as a fraction of its speed alone.
     pub smt_factor: f64,
     /// Hardware threads per core.
     pub threads_per_core: u32,
-    /// vCPUs that the host executed at once.
+    /// How many vCPUs the host executes at once.
     pub turns: u32,
-    /// The same in every run?
+    /// Whether every run is the same.
     pub deterministic: bool,
-    /// Real time since QEMU was started.
+    /// Real seconds since QEMU was started.
     pub real_seconds: f64,
-    /// Virtual time since the machine was switched on.
+    /// Virtual seconds since the machine was started.
     pub virtual_seconds: f64,
     /// Instructions executed by all CPUs.
     pub instructions: u64,
     /// Million instructions per second of real time.
     pub real_mips: f64,
-    /// How often a CPU was found beyond the end of its turn by more than a translated block.
+    /// How often a vCPU was found beyond the end of its turn by more than a translated block.
     pub windows_broken: u64,
-    /// How far beyond at most, in virtual nanoseconds.
+    /// How far beyond at most, in virtual nanoseconds. Up to a quantum where a turn was shortened.
     pub beyond_turn_max_ns: i64,
     /// How late a timer was served at most, in virtual nanoseconds.
     pub timer_late_max_ns: i64,
@@ -54,62 +53,63 @@ pub struct Fidelity {
     pub turns_given: u64,
     /// Quantum ends.
     pub quanta: u64,
-    /// Quantum ends that took the lock.
+    /// Quantum ends at which the vCPU looked at the others.
     pub slow_quanta: u64,
-    /// Times that all CPUs were idle and virtual time jumped to the next timer.
+    /// How often all CPUs were idle and virtual time jumped to the next timer.
     pub idle_jumps: u64,
-    /// Times that QEMU's main loop was called because a timer was due.
+    /// How often a due timer called QEMU's main loop.
     pub timer_calls: u64,
-    /// Times that a vCPU called it.
+    /// How often a vCPU called the main loop.
     pub notify_calls: u64,
-    /// Times that something outside of the machine called it.
+    /// How often the host called the main loop. A run with many repeats less closely.
     pub host_calls: u64,
     /// Readings of the clock by vCPUs.
     pub clock_reads: u64,
-    /// Breakpoints that a CPU would have executed after the kernel had taken them away (`breakpoint.c`).
+    /// Breakpoints that a vCPU would have executed after the kernel had removed them
+    /// (`breakpoint.c`).
     pub stale_breakpoints: u64,
-    /// What each vCPU did.
+    /// One entry for each vCPU.
     pub vcpus: Vec<VcpuFidelity>,
 }
 
-/// What one vCPU did.
+/// Counts of one vCPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VcpuFidelity {
     /// Instructions executed.
     pub instructions: u64,
     /// Virtual nanoseconds halted.
     pub idle_ns: i64,
-    /// Virtual nanoseconds of work that was not executed (`lab/vtime/work.c`).
+    /// Virtual nanoseconds of endless loops that were not executed (`lab/vtime/work.c`).
     pub work_ns: i64,
     /// Virtual nanoseconds executed while a sibling was busy.
     pub shared_ns: i64,
 }
 
 impl Fidelity {
-    /// Reads a finished report.
-    pub fn read(path: &Path) -> Result<Fidelity> {
+    /// Reads a report from a file.
+    pub(super) fn read(path: &Path) -> Result<Fidelity> {
         let text = fs::read_to_string(path)
             .with_context(|| format!("cannot read the fidelity report {}", path.display()))?;
         serde_json::from_str(&text)
             .with_context(|| format!("the fidelity report {} is malformed", path.display()))
     }
 
-    /// Asks a running machine for its report and waits for it.
+    /// Asks a running QEMU for its report and waits until the report is there.
     pub(crate) fn of_running(qemu: u32, path: &Path) -> Result<Fidelity> {
         match fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(error).context("cannot remove the last fidelity report");
             }
             _ => {}
         }
         kill(Pid::from_raw(qemu as i32), Signal::SIGUSR2)
-            .context("cannot ask QEMU for the fidelity report: it has ended")?;
-        let deadline = Instant::now() + PATIENCE;
+            .context("cannot ask QEMU for the fidelity report: QEMU has ended")?;
+        let deadline = Instant::now() + REPORT_TIMEOUT;
         while !path.exists() {
             if Instant::now() > deadline {
                 bail!(
                     "QEMU did not write its fidelity report within {} s",
-                    PATIENCE.as_secs()
+                    REPORT_TIMEOUT.as_secs()
                 );
             }
             thread::sleep(Duration::from_millis(10));

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The self-check of the virtual-time machine, run inside the guest: does it
- * keep the time that it promises? Needs nothing but a kernel and its C library.
+ * The self-check of the virtual-time machine: measures, inside the guest,
+ * whether the machine keeps the time that it promises. It is linked statically
+ * and needs only a kernel.
  *
  *	vtime-check MIPS WINDOW_NS SMT_FACTOR
  *
- * Prints one JSON object. Exit 0 if all checks hold, 1 if one does not, 2 for
- * wrong usage. Each figure is a median, because the guest's kernel works too
- * (a clock tick costs it some ten microseconds at 500 MIPS) and its work is
- * not the machine's error. The checks:
+ * Prints one JSON object. Exits with 0 if all checks hold, 1 if one does not, 2
+ * for wrong usage. Each figure is a median, because the guest's kernel takes
+ * time too (some ten microseconds for a tick at 500 MIPS), which is no error of
+ * the machine. The checks:
  *
  *	loop_alone	a loop of known length on one CPU
- *	loop_all	the same on one thread of every core at once
- *	loop_siblings	the same on all threads of all cores: the SMT model
- *	beside_work	a loop on one thread while its sibling works (work.c)
- *	sleep		how much longer 20 ms of sleep take than 10 ms
- *	ipi		membarrier() with another CPU of the process working
+ *	loop_all	that loop on one thread of every core at once
+ *	loop_siblings	that loop on all threads of all cores: the SMT model
+ *	beside_work	that loop on a thread whose sibling is busy (work.c)
+ *	sleep		by how much 20 ms of sleep are longer than 10 ms
+ *	ipi		membarrier() while another CPU of the process is busy
  */
 #define _GNU_SOURCE
 #include <linux/membarrier.h>
@@ -32,16 +33,16 @@
 #include <unistd.h>
 
 #define ROUNDS 51
-#define LOOP_NS 600000.0 /* beside a busy sibling, a quarter of the time between ticks */
-#define WAKE_NS 3000.0 /* the most that a barrier takes to wake each of its threads */
+#define LOOP_NS 600000.0 /* with a busy sibling, a quarter of the time between ticks */
+#define WAKE_NS 3000.0 /* most time that a barrier takes to wake one of its threads */
 #define SETTLE_S 5
 #define MAX_CPUS 1024
-#define MAX_THREADS 4096 /* of sysfs' thread_siblings_list, in characters */
+#define MAX_LIST 4096 /* characters of sysfs' thread_siblings_list */
 
 struct runner {
 	int cpu;
 	uint64_t insns;
-	uint64_t lead; /* until all have been woken */
+	uint64_t lead; /* instructions until all threads have been woken */
 	double median_ns;
 };
 
@@ -71,7 +72,7 @@ static double median(double *values, int nr)
 	return values[nr / 2];
 }
 
-/* Two instructions a round on both architectures. */
+/* Execute a loop of that many instructions: two a round on both architectures. */
 static void execute(uint64_t insns)
 {
 	uint64_t rounds = insns / 2;
@@ -85,7 +86,7 @@ static void execute(uint64_t insns)
 #endif
 }
 
-/* Passes the time until the next interrupt. */
+/* Pass the time until the next interrupt, see work.c. */
 static void work(void)
 {
 #if defined(__x86_64__)
@@ -115,17 +116,18 @@ static void *run_loop(void *argument)
 
 		pthread_barrier_wait(&barrier);
 		/*
-		 * Be busy before and after: a sibling that is still asleep, or
-		 * is done, lets the others run faster. A barrier wakes one
-		 * thread after the other, and 160 loops were 4 % too fast.
+		 * Be busy before and after the measured loop, because beside a
+		 * sibling that still sleeps, or is done, a thread runs faster.
+		 * A barrier wakes one thread after the other: 160 loops were
+		 * 4 % too fast without this.
 		 */
 		execute(r->lead);
 		start = now_ns();
 		execute(r->insns);
 		taken[i] = now_ns() - start;
 		/*
-		 * Each time for longer, or the rounds could keep step with the
-		 * tick, and half of them contain one.
+		 * Longer in each round, or the rounds could keep step with the
+		 * tick and half of them contain one.
 		 */
 		execute(r->lead + r->insns / 2 + r->insns * i / ROUNDS);
 	}
@@ -133,7 +135,7 @@ static void *run_loop(void *argument)
 	return NULL;
 }
 
-/* The greatest deviation of any CPU from the predicted time, in percent. */
+/* Return the greatest deviation of any CPU from the predicted time, in percent. */
 static double loop_deviation(const int *cpus, int nr, uint64_t insns, double predicted_ns)
 {
 	static struct runner runners[MAX_CPUS];
@@ -189,7 +191,7 @@ static void *keep_working(void *argument)
 	return NULL;
 }
 
-/* Another CPU works from here on, until stop_working is set. */
+/* Keep another CPU busy, until stop_working is set. */
 static pthread_t start_working(int *cpu)
 {
 	pthread_t thread;
@@ -206,7 +208,7 @@ static pthread_t start_working(int *cpu)
 	return thread;
 }
 
-/* The same as loop_deviation() of one CPU, while its sibling works. */
+/* loop_deviation() of one CPU while its sibling is busy. */
 static double beside_work(int cpu, int sibling, uint64_t insns, double predicted_ns)
 {
 	pthread_t thread = start_working(&sibling);
@@ -217,7 +219,10 @@ static double beside_work(int cpu, int sibling, uint64_t insns, double predicted
 	return deviation;
 }
 
-/* membarrier() interrupts each CPU that runs a thread of ours and waits for its answer. */
+/*
+ * membarrier() interrupts each CPU that runs a thread of this process, and waits
+ * for its answer. Return how long that takes.
+ */
 static double median_ipi(int from, int to)
 {
 	double taken[101];
@@ -241,10 +246,13 @@ static double median_ipi(int from, int to)
 	return median(taken, 101);
 }
 
-/* Is this the lowest-numbered thread of its core? Notes the first core's second thread. */
+/*
+ * Return true for the first thread of a core. Also keeps the second thread of
+ * the first core.
+ */
 static bool is_first_thread(int cpu)
 {
-	char path[128], list[MAX_THREADS];
+	char path[128], list[MAX_LIST];
 	FILE *f;
 	int first = cpu, second = -1;
 
@@ -296,7 +304,7 @@ int main(int argc, char **argv)
 	}
 	prctl(PR_SET_TIMERSLACK, 1);
 	read_topology();
-	/* The kernel has put off work until after boot, and a worker makes its sibling slow. */
+	/* The kernel puts off work until after the boot, and a busy worker slows its sibling. */
 	sleep(SETTLE_S);
 
 	printf("{\"cpus\": %d, \"cores\": %d", nr_online, nr_cores);
