@@ -126,13 +126,13 @@ macro_rules! mechanisms {
 
 mechanisms! {
     /// A fair queue for each CPU: the earliest deadline runs first
-    "queue" in ["queue.bpf.h"] {
+    "queue" in ["queue/queue.bpf.h", "queue/fair.bpf.h", "queue/overloaded.bpf.h"] {
         /// Leave out wakeup preemption: a woken task waits for the end of the running task's slice
         Part(no_preempt) clears preempt_enabled;
     }
 
     /// An idle CPU takes a waiting task of another CPU
-    "steal" in ["steal.bpf.h", "idle.bpf.h"] {
+    "steal" in ["balance/steal.bpf.h", "balance/avg_idle.bpf.h"] {
         /// Leave out stealing: an idle CPU does not search other CPUs' queues for waiting tasks
         ///
         /// It still takes a task when a busy CPU kicks it for that task, at a tick or when a task
@@ -144,7 +144,7 @@ mechanisms! {
     }
 
     /// A woken task runs where it does so soonest: its previous core if idle, another idle one else
-    "wakeup" in ["wakeup.bpf.h", "idle_map.bpf.h"] {
+    "wakeup" in ["place/wakeup.bpf.h", "place/search.bpf.h", "place/idle_map.bpf.h"] {
         /// Leave out wakeup placement: the kernel's own idle selection places woken and new tasks
         ///
         /// The kernel then keeps one mask of idle CPUs for the whole machine, and writes it at
@@ -157,7 +157,7 @@ mechanisms! {
     }
 
     /// A new task starts in the LLC where the fewest tasks were forked lately
-    "fork" in ["fork.bpf.h"] {
+    "fork" in ["place/fork.bpf.h"] {
         /// Leave out the choice of an LLC for new tasks: a new task starts in its parent's LLC
         ///
         /// It runs elsewhere only if that LLC has no idle CPU.
@@ -165,13 +165,13 @@ mechanisms! {
     }
 
     /// A running task leaves a core that it shares for an idle one
-    "spread" in ["spread.bpf.h"] {
+    "spread" in ["place/spread.bpf.h"] {
         /// Leave out spreading: a running task stays on a core that it shares
         Whole(no_spread) clears spread_enabled;
     }
 
     /// Busy CPUs even out what idle CPUs cannot
-    "balance" in ["balance.bpf.h"] {
+    "balance" in ["balance/balance.bpf.h"] {
         /// Leave out balancing: a busy CPU pulls no task from a CPU whose tasks get less
         ///
         /// With more CPU hogs than CPUs, some hogs then have a CPU alone and others share one.
@@ -179,7 +179,7 @@ mechanisms! {
     }
 
     /// A requeued task wakes an idle CPU at once
-    "push" in ["push.bpf.h"] {
+    "push" in ["balance/push.bpf.h"] {
         /// Leave out pushing: a requeued task does not wake an idle CPU at once
         ///
         /// The task waits until an idle CPU searches for work, or until the next tick.
@@ -187,7 +187,7 @@ mechanisms! {
     }
 
     /// A cgroup gets its share of CPU time (cpu.weight, cpu.idle)
-    "cpu-weight" in ["cgroup.bpf.h"] {
+    "cpu-weight" in ["cgroup/shares.bpf.h", "cgroup/tree.bpf.h"] {
         /// Leave out the weights of cgroups: cpu.weight and cpu.idle have no effect
         ///
         /// All tasks share the CPUs by their nice values alone, so a container with many tasks gets
@@ -196,7 +196,7 @@ mechanisms! {
     }
 
     /// A cgroup stays within its limit of CPU time (cpu.max)
-    "cpu-max" in ["bandwidth.bpf.h", "parking.bpf.h"] {
+    "cpu-max" in ["cgroup/bandwidth.bpf.h", "cgroup/parking.bpf.h", "cgroup/tree.bpf.h"] {
         /// Leave out the limits of cgroups: cpu.max has no effect
         ///
         /// A container then gets as much CPU time as its weight gives it.
@@ -204,7 +204,7 @@ mechanisms! {
     }
 
     /// A guest uses only as many CPUs as its host gives
-    "preferred" in ["preferred.bpf.h", "late_ticks.bpf.h"] {
+    "preferred" in ["guest/preferred.bpf.h", "guest/monitor.bpf.h", "guest/late_ticks.bpf.h"] {
         /// Leave out preferred CPUs altogether, so that they cannot be set later either
         Whole(no_preferred) clears preferred_enabled, only Preferred;
     }

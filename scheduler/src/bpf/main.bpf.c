@@ -1,28 +1,38 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * main.bpf.c - the operations of scx_magpie, each a few lines that call the
- * mechanisms.
+ * main.bpf.c - the operations of scx_magpie: calls of its mechanisms.
  *
- * One translation unit: separate BPF objects cost about one per cent and limit
- * the number of arguments. Read in this order:
+ * One translation unit, because separate BPF objects cost about one per cent and limit the number of
+ * arguments. Each file uses only files before it. Read in this order:
  *
- *   intf.h            limits, events, topology: shared with user space
- *   state.bpf.h       what is known of each CPU and task, and who writes it
- *   cgroup.bpf.h   0  containers keep their share
- *   bandwidth.bpf.h 0 and keep within their limit
- *   queue.bpf.h    0  a fair queue for each CPU
- *   steal.bpf.h    1  an idle CPU takes waiting work at once
- *   wakeup.bpf.h   2  where a woken task runs
- *   fork.bpf.h     2  in which LLC a new task looks
- *   spread.bpf.h   2  a task that never sleeps finds an idle core
- *   idle.bpf.h     3  an average idle time that is true
- *   balance.bpf.h  4a busy CPUs even out what idle ones cannot
- *   idle_map.bpf.h 4b which CPUs are idle
- *   push.bpf.h     4c a task that must wait again finds an idle CPU
- *   late_ticks.bpf.h 5 how many those are, where nothing tells
- *   preferred.bpf.h 5 use only as many CPUs as the host gives
- *   parking.bpf.h  0  where tasks beyond a limit wait
- *   portable/         their arithmetic, also compiled and tested natively
+ *   intf.h                    limits, events, topology: shared with user space
+ *   portable/                 arithmetic, also compiled and tested natively
+ *   base/topology.bpf.h       which CPUs share a core, an LLC, a node
+ *   base/state.bpf.h          what is known of each CPU, LLC and task
+ *   base/hotplug.bpf.h        which CPUs may have tasks sent to them
+ *   queue/fair.bpf.h          queue: vruntime, lag, clocks, deadlines
+ *   queue/overloaded.bpf.h    queue: which CPUs have queued tasks for others
+ *   queue/queue.bpf.h         queue: the earliest deadline runs first
+ *   guest/preferred.bpf.h     preferred: tasks stay on preferred CPUs
+ *   guest/late_ticks.bpf.h    preferred: steal time, estimated
+ *   guest/monitor.bpf.h       preferred: how many CPUs
+ *   cgroup/tree.bpf.h         cgroups as slots
+ *   cgroup/shares.bpf.h       cpu-weight
+ *   cgroup/bandwidth.bpf.h    cpu-max: budgets
+ *   cgroup/parking.bpf.h      cpu-max: where throttled tasks wait
+ *   place/idle_map.bpf.h      wakeup: which CPUs are idle
+ *   place/search.bpf.h        wakeup: searches for an idle CPU
+ *   place/fork.bpf.h          fork: in which LLC a new task's search begins
+ *   place/wakeup.bpf.h        wakeup: where a woken task runs
+ *   place/spread.bpf.h        spread: a running task finds an idle core
+ *   balance/avg_idle.bpf.h    steal: an average idle time that is true
+ *   balance/steal.bpf.h       steal: an idle CPU takes a waiting task
+ *   balance/balance.bpf.h     balance: busy CPUs even out
+ *   balance/push.bpf.h        push: a requeued task wakes an idle CPU
+ *   ops/enqueue.bpf.h         the steps of each operation
+ *   ops/dispatch.bpf.h
+ *   ops/run.bpf.h
+ *   ops/start.bpf.h
  *
  * The way of a task:
  *
@@ -38,8 +48,10 @@ char _license[] SEC("license") = "GPL";
 
 UEI_DEFINE(uei);
 
+/* clang-format off */
 #include "portable/average.h"
 #include "portable/bandwidth.h"
+#include "portable/fair.h"
 #include "portable/governor.h"
 #include "portable/idle_map.h"
 #include "portable/llc_order.h"
@@ -47,21 +59,33 @@ UEI_DEFINE(uei);
 #include "portable/shares.h"
 #include "portable/sparsemask.h"
 #include "portable/weight.h"
-#include "state.bpf.h"
-#include "cgroup.bpf.h"
-#include "idle_map.bpf.h"
-#include "bandwidth.bpf.h"
-#include "queue.bpf.h"
-#include "late_ticks.bpf.h"
-#include "preferred.bpf.h"
-#include "idle.bpf.h"
-#include "steal.bpf.h"
-#include "balance.bpf.h"
-#include "fork.bpf.h"
-#include "wakeup.bpf.h"
-#include "spread.bpf.h"
-#include "push.bpf.h"
-#include "parking.bpf.h"
+#include "base/topology.bpf.h"
+#include "base/state.bpf.h"
+#include "base/hotplug.bpf.h"
+#include "queue/fair.bpf.h"
+#include "queue/overloaded.bpf.h"
+#include "queue/queue.bpf.h"
+#include "guest/preferred.bpf.h"
+#include "guest/late_ticks.bpf.h"
+#include "guest/monitor.bpf.h"
+#include "cgroup/tree.bpf.h"
+#include "cgroup/shares.bpf.h"
+#include "cgroup/bandwidth.bpf.h"
+#include "cgroup/parking.bpf.h"
+#include "place/idle_map.bpf.h"
+#include "place/search.bpf.h"
+#include "place/fork.bpf.h"
+#include "place/wakeup.bpf.h"
+#include "place/spread.bpf.h"
+#include "balance/avg_idle.bpf.h"
+#include "balance/steal.bpf.h"
+#include "balance/balance.bpf.h"
+#include "balance/push.bpf.h"
+#include "ops/enqueue.bpf.h"
+#include "ops/dispatch.bpf.h"
+#include "ops/run.bpf.h"
+#include "ops/start.bpf.h"
+/* clang-format on */
 
 s32 BPF_STRUCT_OPS(magpie_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake_flags)
 {
@@ -78,92 +102,28 @@ void BPF_STRUCT_OPS(magpie_enqueue, struct task_struct *p, u64 enq_flags)
 		return;
 	}
 
-	if (park_task(p, ts, enq_flags))
+	if (park_task(p, ts, enq_flags) || migrate_to_idle_core(p, ts, enq_flags) ||
+	    wake_on_idle_core(p, ts, cpu, enq_flags) || queue_on_preferred(p, ts, cpu, enq_flags))
 		return;
 
-	if (go_to_idle_core(p, ts, enq_flags) || wake_on_idle_core(p, ts, cpu, enq_flags))
-		return;
-
-	if (is_restricted()) {
-		s32 other = redirect(p, cpu);
-
-		if (other != cpu) {
-			queue_elsewhere(p, ts, other, enq_flags);
-			return;
-		}
-	}
-
-	if (!queue_task(p, ts, cpu, enq_flags) || is_pinned(p))
-		return;
-
-	if (has_cpu_back_soon(state_of(cpu), enq_flags))
-		return;
-
-	if (!(enq_flags & SCX_ENQ_WAKEUP))
-		push(p, ts, cpu, enq_flags);
-	/* Last: the insert is carried out after this, and a thief may come before it. */
-	set_overloaded(cpu, true);
+	wait_on(p, ts, cpu, enq_flags);
 }
 
-/*
- *   running task still runnable, may stay, and first --yes--> keep it
- *        | no
- *   own queue -> nothing there -> keep it after all, or search elsewhere
- */
 void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 {
 	struct cpu_state *state = state_of(cpu);
-	struct task_state *stayer = NULL;
-	u64 looks;
+	struct task_state *stayer = find_stayer(prev, cpu);
 
-	if (prev && is_runnable(prev) && !must_leave(prev, cpu))
-		stayer = task_state(prev);
-
-	if (stayer) {
-		charge(prev, stayer);
-		if (stayer->goes_to || is_throttled(prev, stayer))
-			stayer = NULL;
-	}
-
-	if (stayer) {
-		if (steal_enabled && pull_when_unbalanced(cpu, stayer->vruntime))
-			return;
-
-		if (is_still_first(stayer, cpu)) {
-			keep_running(prev, stayer, state);
-			return;
-		}
-	}
-
-	if (!is_preferred(cpu))
-		drain_queue(cpu);
-
-	if (scx_bpf_dsq_move_to_local(cpu, 0)) {
-		count_event(state, EVENT_DISPATCH, 1);
-		/* If it goes back into the queue, what it says of that would be true again. */
-		if (!scx_bpf_dsq_nr_queued(cpu) && (!stayer || is_pinned(prev)))
-			set_overloaded(cpu, false);
+	if (stayer && steal_enabled && pull_when_unbalanced(cpu, stayer->vruntime))
 		return;
-	}
 
-	set_overloaded(cpu, false);
-
-	/* What was ahead of it has left meanwhile. */
-	if (stayer) {
+	if (stayer && is_still_first(stayer, cpu))
 		keep_running(prev, stayer, state);
+	else if (dispatch_own(state, cpu, prev, stayer))
 		return;
-	}
-
-	looks = nr_looks(state);
-	/* Even without stealing, what a tick kicked us for is not left waiting. */
-	if ((steal_enabled || state->must_search) && steal_work(cpu))
-		return;
-
-	/* The search dropped the runqueue lock: something may have come. */
-	if (nr_looks(state) != looks && scx_bpf_dsq_move_to_local(cpu, 0))
-		return;
-
-	if (!prev)
+	else if (stayer)
+		keep_running(prev, stayer, state);
+	else if (!dispatch_others(state, cpu) && !prev)
 		idle_goes_on(state, cpu);
 }
 
@@ -172,25 +132,20 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 	s32 cpu = scx_bpf_task_cpu(p);
 	struct cpu_state *state = state_of(cpu);
 	struct task_state *ts = task_state(p);
-	bool in_turn = true;
+	bool in_turn;
 
 	if (!ts)
 		return;
 
-	/* Taken from another CPU's queue. */
-	if (ts->cpu != cpu) {
-		join_after_move(ts, cpu);
-		in_turn = !scx_bpf_dsq_nr_queued(cpu);
-	}
-
-	if (state->has_no_tick)
-		WRITE_ONCE(state->has_no_tick, 0);
+	in_turn = arrive(ts, cpu);
+	regain_ticks(state);
 	look_again(state);
 	join_cgroup(ts);
+	end_migration(ts);
 	start_running(state, ts, in_turn);
+	forget_preemption(state);
 	idle_policy_begins(state, cpu, p);
-	if (preferred_enabled)
-		note_running(state);
+	note_running(state);
 	stop_if_throttled(p, ts, cpu);
 }
 
@@ -199,11 +154,9 @@ void BPF_STRUCT_OPS(magpie_stopping, struct task_struct *p, bool runnable)
 	struct cpu_state *state = state_of(scx_bpf_task_cpu(p));
 	struct task_state *ts = task_state(p);
 
-	/* A real-time task may come next; a stale key would preempt in vain. */
-	if (state->preempt_key)
-		WRITE_ONCE(state->preempt_key, 0);
+	/* A real-time task may run next: with a stale deadline, wakeups would preempt it in vain. */
+	forbid_preemption(state);
 	idle_policy_ends(state);
-
 	if (!ts)
 		return;
 
@@ -212,8 +165,8 @@ void BPF_STRUCT_OPS(magpie_stopping, struct task_struct *p, bool runnable)
 		return;
 
 	leave_cgroup(ts);
-	/* For a pinned task, nobody asks where to wake it, nor says how. */
-	ts->woken_by_writer = false;
+	/* The kernel does not call select_cpu() for a pinned task, nor tell how it is woken. */
+	ts->is_sync_wakeup = false;
 }
 
 bool BPF_STRUCT_OPS(magpie_yield, struct task_struct *from, struct task_struct *to)
@@ -226,7 +179,7 @@ bool BPF_STRUCT_OPS(magpie_yield, struct task_struct *from, struct task_struct *
 	return false;
 }
 
-/* The net under all of the above, once a tick on every busy CPU: see push.bpf.h. */
+/* Once a tick on every busy CPU: the net under all other operations. */
 void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 {
 	s32 cpu = scx_bpf_task_cpu(p);
@@ -240,66 +193,28 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 	}
 	idle_is_over(state, cpu);
 	update_shares_when_due();
-	if (preferred_enabled) {
-		note_tick(state);
-		if (must_leave(p, cpu)) {
-			scx_bpf_task_set_slice(p, 0);
-			return;
-		}
-	}
+	if (evict_at_tick(p, state, cpu))
+		return;
 
 	if (ts)
 		leave_shared_core(p, ts, cpu);
-	tell_waiting(cpu);
+	offer_queue(cpu);
 }
 
 void BPF_STRUCT_OPS(magpie_update_idle, s32 cpu, bool idle)
 {
-	struct cpu_state *state = state_of(cpu);
-	u32 missed;
-
-	if (!idle) {
-		end_idle(state);
-		catch_up_clock(state, cpu);
-		idle_ends(state);
-		if (preferred_enabled)
-			note_busy(state);
-		return;
-	}
-
-	begin_idle(state);
-	note_waiting(cpu, 0);
-	idle_begins(state, cpu);
-	if (preferred_enabled)
-		note_idle(state);
-
-	/*
-	 * The last moment at which a task could have slipped in unseen: the
-	 * search for work dropped the runqueue lock while this CPU did not yet
-	 * look idle to wakers. From here on a wakeup on this runqueue finds the
-	 * idle task running and reschedules it.
-	 */
-	missed = look_again(state);
-	if (missed)
-		WRITE_ONCE(state->must_search, missed);
-	if (missed || scx_bpf_dsq_nr_queued(cpu)) {
-		count_event(state, EVENT_RESCUE, 1);
-		scx_bpf_kick_cpu(cpu, 0);
-	}
+	if (idle)
+		enter_idle(state_of(cpu), cpu);
+	else
+		leave_idle(state_of(cpu), cpu);
 }
 
 void BPF_STRUCT_OPS(magpie_set_weight, struct task_struct *p, u32 weight)
 {
 	struct task_state *ts = task_state(p);
-	u32 nice = p->static_prio - 100;
 
-	if (!ts)
-		return;
-
-	if (p->policy == SCHED_IDLE)
-		set_task_weight(ts, IDLE_POLICY_WEIGHT);
-	else if (nice < 40)
-		set_task_weight(ts, nice_to_weight[nice]);
+	if (ts)
+		set_task_weight(ts, weight_of_policy(p));
 }
 
 s32 BPF_STRUCT_OPS(magpie_init_task, struct task_struct *p, struct scx_init_task_args *args)
@@ -321,26 +236,13 @@ void BPF_STRUCT_OPS(magpie_enable, struct task_struct *p)
 {
 	struct task_state *ts = task_state(p);
 
-	if (!ts)
-		return;
-
-	ts->cpu = -1;
-	ts->charged = p->se.sum_exec_runtime;
-}
-
-/* A task that is not ours has the CPU: its ticks tell of nothing that waits. */
-static __always_inline void lose_tick(s32 cpu)
-{
-	struct cpu_state *state = state_of(cpu);
-
-	WRITE_ONCE(state->has_no_tick, 1);
-	if (preferred_enabled)
-		forget_tick(state);
+	if (ts)
+		start_charging(p, ts);
 }
 
 /*
- * It goes to another class, or ends: it may do so from the queue, without running again,
- * and while it runs, for which the kernel makes no call of cpu_release.
+ * The task changes its class, or ends. It may do so from the queue, without running again, or while
+ * it runs, for which the kernel does not call cpu_release().
  */
 void BPF_STRUCT_OPS(magpie_disable, struct task_struct *p)
 {
@@ -351,10 +253,10 @@ void BPF_STRUCT_OPS(magpie_disable, struct task_struct *p)
 		leave_cgroup(ts);
 	}
 
-	/* A real-time task from here on: what waits behind it would see no tick. */
+	/* From here on it is a real-time task, and no tick offers the tasks behind it. */
 	if (scx_bpf_task_running(p)) {
-		lose_tick(scx_bpf_task_cpu(p));
-		tell_waiting(scx_bpf_task_cpu(p));
+		lose_ticks(scx_bpf_task_cpu(p));
+		offer_queue(scx_bpf_task_cpu(p));
 	}
 }
 
@@ -408,96 +310,49 @@ void BPF_STRUCT_OPS(magpie_cgroup_move, struct task_struct *p, struct cgroup *fr
 		move_to_cgroup(ts, slot_of(to));
 }
 
-/* The kernel lets a new CPU dispatch only some microseconds after it has told us. */
-#define ONLINE_DELAY_NS 10000000
+/*
+ * A real-time or deadline task took the CPU: tasks in its local queue are enqueued again, where
+ * other CPUs can take them. Kernels from 7.1 deprecate this operation but still call it.
+ */
+void BPF_STRUCT_OPS(magpie_cpu_release, s32 cpu, struct scx_cpu_release_args *args)
+{
+	lose_ticks(cpu);
+	scx_bpf_reenqueue_local();
+	offer_queue(cpu);
+}
 
 /*
- * With these two the kernel does not end the scheduler on CPU hotplug. The
- * topology covers every possible CPU, so little is to be done when one comes.
+ * With cpu_online() and cpu_offline() the kernel does not end the scheduler on CPU hotplug. The
+ * topology has every possible CPU, so there is little to do.
  */
 void BPF_STRUCT_OPS(magpie_cpu_online, s32 cpu)
 {
 	state_of(cpu)->is_online = 1;
 	idle_ends(state_of(cpu));
-	if (preferred_enabled)
-		apply_after(ONLINE_DELAY_NS);
+	note_hotplug(ONLINE_DELAY_NS);
 }
 
-/*
- * A real-time or deadline task took the CPU: what was sent straight to its local
- * queue is queued again, where others can take it. Kernels from 7.1 deprecate this
- * operation but still call it.
- */
-void BPF_STRUCT_OPS(magpie_cpu_release, s32 cpu, struct scx_cpu_release_args *args)
-{
-	lose_tick(cpu);
-	scx_bpf_reenqueue_local();
-	tell_waiting(cpu);
-}
-
-/*
- * An offline CPU is not asked for work any more, so what waits in its queue
- * would wait for ever. In its local queue the kernel pushes it away as it does
- * with its own tasks.
- */
 void BPF_STRUCT_OPS(magpie_cpu_offline, s32 cpu)
 {
-	struct task_struct *p;
-
-	/* First, so that redirect() sends nothing here any more. */
+	/* First, so that redirect() sends no task here any more. */
 	WRITE_ONCE(state_of(cpu)->is_online, 0);
-	bpf_for_each(scx_dsq, p, cpu, 0)
-		scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, SCX_DSQ_LOCAL_ON | cpu, 0);
-
-	set_overloaded(cpu, false);
-	note_waiting(cpu, 0);
+	empty_queue(cpu);
 	idle_goes_offline(state_of(cpu), cpu);
-	if (preferred_enabled)
-		apply_after(0);
-}
-
-static void find_online_cpus(void)
-{
-	const struct cpumask *online = scx_bpf_get_online_cpumask();
-	u32 cpu;
-
-	bpf_for(cpu, 0, nr_cpus) {
-		struct cpu_state *state = state_of(cpu);
-
-		state->looks = MOST_LOOKS;
-		state->is_online = bpf_cpumask_test_cpu(cpu, online);
-		/*
-		 * One that idles says so only the next time. One that does not
-		 * says so at its next tick or switch.
-		 */
-		if (state->is_online)
-			idle_goes_on(state, cpu);
-		else
-			idle_goes_offline(state, cpu);
-	}
-
-	scx_bpf_put_cpumask(online);
+	note_hotplug(0);
 }
 
 s32 BPF_STRUCT_OPS_SLEEPABLE(magpie_init)
 {
-	s32 cpu, err;
+	s32 err;
 
 	find_online_cpus();
+	err = create_queues();
+	if (!err && cpu_weight_enabled)
+		err = start_shares();
+	if (!err && preferred_enabled)
+		err = start_monitor();
 
-	bpf_for(cpu, 0, nr_cpus) {
-		err = scx_bpf_create_dsq(cpu, topology_of(cpu)->node);
-		if (err) {
-			scx_bpf_error("cannot create the queue of CPU %d: %d", cpu, err);
-			return err;
-		}
-	}
-
-	err = cpu_weight_enabled ? start_shares() : 0;
-	if (err)
-		return err;
-
-	return preferred_enabled ? start_monitor() : 0;
+	return err;
 }
 
 void BPF_STRUCT_OPS(magpie_exit, struct scx_exit_info *ei)

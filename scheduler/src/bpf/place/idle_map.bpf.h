@@ -1,35 +1,33 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * idle_map.bpf.h - mechanism 4b: which CPUs are idle, tracked where they are.
+ * idle_map.bpf.h - mechanism "wakeup", part: which CPUs are idle, noted where they are.
  *
- * Idea ("Push-based load balancing", RFC v2, Linux kernel list): one mask of idle
- * CPUs for the whole machine is written on every entry to and exit from idle, and
- * its lines travel between all CPUs. So the masks are per LLC, a CPU stays in them
- * until its first tick after leaving idle, and a count tells which LLCs are worth a
- * look. portable/idle_map.h is the structure.
+ * Idea ("Push-based load balancing", RFC v2, Linux kernel list): the kernel writes its mask of idle
+ * CPUs at every entry to and exit from idle, and the mask's lines travel between all CPUs. Here
+ * each LLC has its own mask, a CPU stays in it until its first tick after it left idle, and a count
+ * says which LLCs are worth a search. portable/idle_map.h is the structure.
  *
  *   update_idle(true)  -> word: free, bit: set          (idle_begins)
  *   update_idle(false) -> word: busy, bit: stays        (idle_ends)
  *   tick               ->             bit: cleared      (idle_is_over)
  *   hotplug            -> word: offline, bit: cleared   (idle_goes_offline)
  *
- * A CPU whose task is of SCHED_IDLE counts as idle, but only for wakeups, which can
- * preempt: it cannot be kicked to look for work.
+ * A CPU that runs a SCHED_IDLE task counts as idle, but only for wakeups, which can preempt. It is
+ * never kicked to search for work.
  *
- * What it does not do: find a CPU (wakeup.bpf.h, push.bpf.h). Without it, the
- * kernel's own masks are in use, and neither costs what the other does.
+ * What it does not do: find a CPU (search.bpf.h). With --no-wakeup the kernel's masks are in use
+ * instead, and this file costs nothing.
  */
 #ifndef __MAGPIE_IDLE_MAP_BPF_H
 #define __MAGPIE_IDLE_MAP_BPF_H
 
 const volatile bool idle_map_enabled = true;
-const volatile bool has_smt = false; /* cores of several CPUs: set by user space */
 
-/* Bits by place. Written by the CPU itself, seldom; read by all. */
+/* Bits by place. A CPU writes its own bit, seldom; all CPUs read it. */
 struct sparsemask_line idle_places[MAX_LINES];
 struct idle_count idle_counts[MAX_LLCS];
 struct {
-	u32 llcs; /* that have any bit set */
+	u32 llcs; /* with any bit set */
 } __attribute__((aligned(64))) idle_sum;
 
 static __always_inline struct idle_count *idle_count_of(u32 llc)
@@ -53,10 +51,10 @@ static __always_inline void set_idle_bit(s32 cpu, bool is_set)
 	else
 		writes = idle_map_clear(&idle_places[line], place, count, &idle_sum.llcs);
 	if (writes)
-		count_event(state_of(bpf_get_smp_processor_id()), EVENT_IDLE_WRITE, writes);
+		count_event(state_here(), EVENT_IDLE_WRITE, writes);
 }
 
-/* Whether no other CPU of the core runs anything but SCHED_IDLE tasks. */
+/* Return whether the other CPUs of the core run nothing, or only SCHED_IDLE tasks. */
 __noinline bool is_alone_on_core(u32 cpu)
 {
 	u32 first = topology_of(cpu)->core_first;
@@ -78,8 +76,8 @@ __noinline bool is_alone_on_core(u32 cpu)
 }
 
 /*
- * A search for an idle core may find one again, see search_llc(). Siblings that go idle
- * at the same moment may miss each other, until a CPU of an idle core goes idle again.
+ * Let searches look for an idle core again, see search_llc(). Siblings that go idle at the same
+ * moment may miss each other, until one of them goes idle again.
  */
 static __always_inline void note_idle_core(struct cpu_state *state, s32 cpu)
 {
@@ -93,10 +91,10 @@ static __always_inline void note_idle_core(struct cpu_state *state, s32 cpu)
 }
 
 /*
- * The CPU idles. Or it was woken while it did, to look for work, and has found none: a
- * claim ends. And after the kernel has bypassed us, at the start and around suspend, in
- * which time it tells of no idle CPU, it wakes all: one that went idle then would never
- * be found. (The idle task runs also on the way offline; then nobody shall come.)
+ * The CPU idles, or it was kicked while idle and found no work: that ends a claim. In bypass mode,
+ * at the start and around suspend, the kernel does not call update_idle(). It kicks every CPU
+ * afterwards, and this call registers those that are idle. (A CPU runs the idle task on its way
+ * offline, too, and must not be found then.)
  */
 static __always_inline void idle_goes_on(struct cpu_state *state, s32 cpu)
 {
@@ -140,7 +138,7 @@ static __always_inline void idle_goes_offline(struct cpu_state *state, s32 cpu)
 	set_idle_bit(cpu, false);
 }
 
-/* A task begins to run: if it is of SCHED_IDLE, its CPU counts as idle until it ends. */
+/* A task begins to run: if it is a SCHED_IDLE task, its CPU counts as idle until it stops. */
 static __always_inline void idle_policy_begins(struct cpu_state *state, s32 cpu,
 					       const struct task_struct *p)
 {
@@ -152,14 +150,14 @@ static __always_inline void idle_policy_begins(struct cpu_state *state, s32 cpu,
 	note_idle_core(state, cpu);
 }
 
-/* Claimed meanwhile or not: whatever runs next is another's. */
+/* It stops. A claim of this CPU ends with it. */
 static __always_inline void idle_policy_ends(struct cpu_state *state)
 {
 	if (idle_map_enabled && (state->idle == IDLE_POLICY || state->idle > IDLE_LAST))
 		WRITE_ONCE(state->idle, IDLE_NOT);
 }
 
-/* The CPU that a visit of an LLC's idle places comes to next, or NO_CPU. */
+/* The CPU that a visit of an LLC's idle places reaches next, or NO_CPU. */
 __noinline u32 visit_idle(struct sparsemask_visit *visit)
 {
 	u32 place;

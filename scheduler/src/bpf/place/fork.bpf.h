@@ -1,24 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * fork.bpf.h - mechanism 2, continued: in which LLC a new task looks for its first CPU.
+ * fork.bpf.h - mechanism "fork": in which LLC the search for a new task's CPU begins.
  *
- * Idea (the kernel's SD_BALANCE_FORK, Linux kernel/sched/fair.c): a task wakes where its
- * cache is warm, so where it is forked decides where it stays. Idle CPUs tell nothing of
- * that, because children that wait for each other idle as well: of two sockets with 40
- * cores, one had all 80 tasks of two groups of hackbench, two on each core, which took half
- * as long again as under EEVDF. So each LLC counts the tasks that were forked there lately
- * and have not ended.
+ * Idea (the kernel's SD_BALANCE_FORK, Linux kernel/sched/fair.c): a task wakes where its cache is
+ * warm, so the place where it is forked decides where it stays. Idle CPUs are no guide, because
+ * children that wait for each other leave CPUs idle: of two sockets with 40 cores, one had all 80
+ * tasks of two groups of hackbench, two on each core, which took 1.5 times as long as under EEVDF.
+ * So each LLC counts the tasks that were forked there lately and have not ended.
  *
  *   another LLC has fewer for its size, by an eighth of the parent's CPUs?
- *        | yes                                --no--> from the parent's CPU
- *   from one of its cores, another each time, if the task may use it
+ *        | yes                                --no--> begin at the parent's CPU
+ *   begin at one of its cores, another each time, if the task may use it
  *
- * From there on it is a wakeup as any other (wakeup.bpf.h), which finds the next idle CPU.
- * "Lately": the count halves each second. Who forks one child after the other, and waits for
- * each, keeps them near: what ends is taken off again.
+ * From there on it is a wakeup like any other (wakeup.bpf.h), which takes the nearest idle CPU.
+ * "Lately": the count halves each second. An exit is subtracted at once, so a parent that forks one
+ * child after the other and waits for each keeps them near.
  *
- * What it does not do: ask how busy an LLC is. An idle core of the same LLC is found by
- * those who wake, and one of another LLC by those who run long.
+ * What it does not do: ask how busy an LLC is. Wakeups and spreading find an idle core later.
  */
 #ifndef __MAGPIE_FORK_BPF_H
 #define __MAGPIE_FORK_BPF_H
@@ -27,11 +25,11 @@ const volatile bool fork_enabled = true;
 
 #define FORKS_HALVE_NS 1000000000ULL
 
-/* Parts of an LLC's CPUs, in 1/1024. */
+/* Forks per CPU of an LLC, in 1/1024. */
 #define WHOLE_LLC 1024
 #define WORTH_LEAVING (WHOLE_LLC / 8)
 
-/* Written at forks and exits only. Two of them at once may lose one, or a halving. */
+/* Written at forks and exits only. Two at once may lose a fork, or a halving. */
 struct llc_forks {
 	u64 halved_at;
 	s32 tasks;
@@ -44,7 +42,7 @@ static __always_inline struct llc_forks *forks_of(u32 llc)
 	return &llc_forks[llc & (MAX_LLCS - 1)];
 }
 
-/* Signed: the clock of another CPU may be ahead, and has halved it just now. */
+/* Signed: another CPU, whose time is ahead, may just have halved the count. */
 static __always_inline u32 halvings_due(const struct llc_forks *forks, u64 now)
 {
 	s64 age = now - READ_ONCE(forks->halved_at);
@@ -52,6 +50,7 @@ static __always_inline u32 halvings_due(const struct llc_forks *forks, u64 now)
 	return age > 0 ? (u64)age / FORKS_HALVE_NS : 0;
 }
 
+/* Tasks that were forked in an LLC lately and have not ended. */
 static __always_inline u32 count_forks(u32 llc, u64 now)
 {
 	const struct llc_forks *forks = forks_of(llc);
@@ -66,7 +65,7 @@ static __always_inline u32 how_full(u32 llc, u64 now)
 	return count_forks(llc, now) * WHOLE_LLC / (llc_of(llc)->size ?: 1);
 }
 
-/* The nearest of those that have fewest for their size. */
+/* The nearest LLC of those with the fewest forks for their size. */
 __noinline u32 llc_for_fork(u32 parents, u64 now)
 {
 	u32 least = how_full(parents, now);
@@ -76,7 +75,7 @@ __noinline u32 llc_for_fork(u32 parents, u64 now)
 	if (least < WORTH_LEAVING)
 		return parents;
 
-	/* The parent's must have more than any other by that much. */
+	/* The parent's LLC must have more than another one by WORTH_LEAVING. */
 	least -= WORTH_LEAVING - 1;
 	bpf_for(i, 1, nr_llcs) {
 		u32 other = nth_llc(parents, i);
@@ -110,14 +109,14 @@ static __always_inline void forget_fork(struct task_state *ts)
 	if (nr_llcs == 1 || !ts->forked_in)
 		return;
 
-	/* Halved away already, perhaps. */
+	/* Halving may have removed it already. */
 	forks = forks_of(ts->forked_in - 1);
 	if (READ_ONCE(forks->tasks) > 0)
 		__sync_fetch_and_add(&forks->tasks, -1);
 	ts->forked_in = 0;
 }
 
-/* A core of the LLC, another for each task that is counted there. */
+/* A core of the LLC: a different one for each task that is counted there. */
 static __always_inline u32 next_core(u32 llc, u64 now)
 {
 	u32 first = llc_of(llc)->first;
@@ -126,7 +125,7 @@ static __always_inline u32 next_core(u32 llc, u64 now)
 	return place_to_cpu(first + count_forks(llc, now) * threads % (llc_of(llc)->size ?: 1));
 }
 
-/* The CPU from which the new task looks for one. */
+/* The CPU at which the search for a new task's CPU begins. */
 static __always_inline s32 cpu_for_fork(const struct task_struct *p, struct task_state *ts,
 					s32 parents_cpu, u64 now)
 {
@@ -139,7 +138,7 @@ static __always_inline s32 cpu_for_fork(const struct task_struct *p, struct task
 	llc = llc_for_fork(parents, now);
 	cpu = next_core(llc, now);
 	if (llc != parents && may_place(p, cpu)) {
-		count_event(state_of(bpf_get_smp_processor_id()), EVENT_FORK_AWAY, 1);
+		count_event(state_here(), EVENT_FORK_AWAY, 1);
 	} else {
 		llc = parents;
 		cpu = parents_cpu;

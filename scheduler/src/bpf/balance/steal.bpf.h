@@ -1,38 +1,36 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * steal.bpf.h - mechanism 1: an idle CPU takes waiting work at once.
+ * steal.bpf.h - mechanism "steal": an idle CPU takes a waiting task of another CPU.
  *
- * Idea ("steal tasks to improve CPU utilization", RFC v5, Linux kernel list):
- * the kernel's newidle balance walks the domains and adds up statistics of all
- * CPUs, so it must be rationed, and CPUs idle beside waiting tasks. A map of
- * overloaded CPUs makes the search so cheap that it can always be made. The
- * maintainers' objection was that newidle should be fixed rather than doubled:
- * here this *is* newidle.
+ * Idea ("steal tasks to improve CPU utilization", RFC v5, Linux kernel list): the kernel's newidle
+ * balance walks the domains and adds up statistics of all CPUs. It is too slow to run always, so
+ * CPUs idle beside waiting tasks. A map of overloaded CPUs (queue/overloaded.bpf.h) makes the search
+ * cheap enough. The maintainers objected that newidle should be fixed rather than doubled; here this
+ * search *is* newidle.
  *
  *   own queue empty
  *        |
  *   siblings -> LLC
  *        | nothing
- *   shorter idle than a search costs? --yes--> idle; a busy CPU's tick kicks
- *        | no                                  us if work still waits then
- *   LLCs of the node -> other nodes, each starting at its own position
+ *   avg_idle shorter than a search costs? --yes--> idle; a busy CPU's tick kicks
+ *        | no                                      us if a task still waits then
+ *   LLCs of the node -> other nodes, each beginning at its own position
  *        |
  *   first overloaded CPU: first task in queue order that may run here
  *        |
- *   own queue once more, if another was looked into (that drops the runqueue lock)
+ *   own queue once more, if another was tried (that drops the runqueue lock)
  *
- * A thief that finds a queue empty clears its bit, or every other thief would look
- * into it too, the more the larger the machine. It may race with an insert that is
- * carried out only after ops.enqueue() returned, and hide the task. So it looks once more,
- * when it begins to run or to idle, and a CPU that was kicked for a task sets the bit
- * itself. What is hidden even so is the owner's to take at its next dispatch, or to tell
- * of at its next tick. While a real-time task has that CPU it has neither, and its bit is
- * left alone.
+ * A thief that finds a queue empty clears its bit, or every other thief would try it, too. The
+ * kernel inserts a task only after ops.enqueue() has returned, so the clear may race with an insert
+ * and hide the task. Three rules repair that: the thief looks at the queue again when it runs or
+ * idles next; a CPU that is kicked for a task sets the bit itself; the owner finds the task at its
+ * next dispatch or advertises it at its next tick. While a real-time task runs there, neither
+ * happens, so thieves leave that bit alone (has_no_tick).
  *
- * The gate is for the outer levels. The own LLC is always searched: it is cheap,
- * and a task behind a real-time one has no tick that would tell of it.
+ * The gate is for the outer levels. The own LLC is always searched: that is cheap, and no tick
+ * advertises a task that waits behind a real-time one.
  *
- * What it does not do: pick the busiest queue. Any work beats none.
+ * What it does not do: pick the longest queue. Any work is better than none.
  */
 #ifndef __MAGPIE_STEAL_BPF_H
 #define __MAGPIE_STEAL_BPF_H
@@ -40,13 +38,7 @@
 const volatile bool steal_enabled = true;
 const volatile bool steal_gate_enabled = true;
 
-/* Global function: the verifier proves it once, not at every use. */
-__noinline u32 next_overloaded(u32 from, u32 end)
-{
-	return sparsemask_next(overloaded, MAX_LINES, from, end);
-}
-
-/* A CPU that is not preferred only helps its like: see preferred.bpf.h. */
+/* A CPU that is not preferred takes tasks only from its like, see guest/preferred.bpf.h. */
 static __always_inline bool may_steal_from(s32 thief, u32 victim)
 {
 	if (victim == NO_PLACE || victim == thief)
@@ -55,24 +47,16 @@ static __always_inline bool may_steal_from(s32 thief, u32 victim)
 	return is_preferred(thief) || !is_preferred(victim);
 }
 
-/* The place that a visit of the map comes to next, or NO_PLACE when it is over. */
-__noinline u32 visit_overloaded(struct sparsemask_visit *visit)
-{
-	u32 place;
-
-	if (!visit || !sparsemask_visit_next(visit, overloaded, MAX_LINES, &place))
-		return NO_PLACE;
-
-	return place;
-}
-
-/* Queues that this CPU has tried to take from: each time, the runqueue lock was dropped. */
+/* How many queues this CPU has tried so far. Each attempt drops the runqueue lock. */
 static __always_inline u64 nr_looks(const struct cpu_state *state)
 {
 	return state->events[EVENT_STEAL_LOOK];
 }
 
-/* 1 + the CPU whose queue was found empty and is not: the insert came after the look. Or 0. */
+/*
+ * If the queue whose bit this CPU cleared last is not empty after all, because an insert came after
+ * the attempt, set the bit again. Returns 1 + that CPU, or 0.
+ */
 static __always_inline u32 look_again(struct cpu_state *thief)
 {
 	u32 found = thief->found_empty;
@@ -84,10 +68,11 @@ static __always_inline u32 look_again(struct cpu_state *thief)
 	if (!scx_bpf_dsq_nr_queued(found - 1))
 		return 0;
 
-	set_overloaded(found - 1, true);
+	advertise_queue(found - 1);
 	return found;
 }
 
+/* Take the first task of a queue that may run here; whether there was one. */
 static __always_inline bool steal_from(s32 cpu, u32 victim)
 {
 	struct cpu_state *thief = state_of(cpu);
@@ -98,20 +83,20 @@ static __always_inline bool steal_from(s32 cpu, u32 victim)
 
 	if (!scx_bpf_dsq_nr_queued(victim) && !READ_ONCE(state_of(victim)->has_no_tick)) {
 		look_again(thief);
-		set_overloaded(victim, false);
+		hide_queue(victim);
 		thief->found_empty = 1 + victim;
 	}
 	return false;
 }
 
-/* Visit the overloaded CPUs of [first, end), once around from @start, until one gives a task. */
+/* Visit the overloaded CPUs of [first, end), once around from @start, until a task is taken. */
 __noinline bool steal_from_range(s32 thief, u32 first, u32 end, u32 start)
 {
 	struct sparsemask_visit visit = sparsemask_visit_begin(first, end, start);
 	bool found = false;
 	u32 i;
 
-	/* Most searches are of a machine where nothing waits, and should cost next to nothing. */
+	/* Usually no task waits anywhere, and the search should cost next to nothing. */
 	if (next_overloaded(first, end) == end)
 		return false;
 
@@ -134,7 +119,7 @@ __noinline bool steal_from_range(s32 thief, u32 first, u32 end, u32 start)
 	return found;
 }
 
-/* All of an LLC, beginning at @start so that thieves do not converge. */
+/* All CPUs of an LLC, beginning at @start so that thieves do not converge. */
 static __always_inline bool steal_from_llc(s32 thief, u32 llc, u32 start)
 {
 	u32 first = llc_of(llc)->first;
@@ -142,7 +127,7 @@ static __always_inline bool steal_from_llc(s32 thief, u32 llc, u32 start)
 	return steal_from_range(thief, first, first + llc_of(llc)->size, start);
 }
 
-/* Where in another LLC a thief begins: not where its neighbours begin. */
+/* The place in another LLC at which a thief begins: another one than its neighbours'. */
 static __always_inline u32 spread_start(s32 thief, u32 llc)
 {
 	u32 size = llc_of(llc)->size;
@@ -150,7 +135,7 @@ static __always_inline u32 spread_start(s32 thief, u32 llc)
 	return llc_of(llc)->first + (size ? (u32)thief % size : 0);
 }
 
-/* LLCs by distance: [1, node_llcs) are of the own node, the rest of others. */
+/* LLCs by distance: [1, node_llcs) are in the own node, the rest in others. */
 __noinline bool steal_from_llcs(s32 thief, u32 from, u32 end)
 {
 	u32 own = topology_of(thief)->llc;
@@ -188,8 +173,8 @@ static __always_inline bool steal_at(s32 thief, enum magpie_distance distance)
 }
 
 /*
- * Look for work near, then further away, as long as this CPU's idle periods are
- * longer than the search has cost so far at that distance.
+ * Search for work near, then further away, as long as this CPU's idle periods are longer than
+ * searches at that distance take.
  */
 static __always_inline bool steal_work(s32 cpu)
 {
@@ -204,7 +189,7 @@ static __always_inline bool steal_work(s32 cpu)
 
 	state->must_search = 0;
 	if (asked && asked < ANYWHERE)
-		set_overloaded(asked - 1, true);
+		advertise_queue(asked - 1);
 	state->search_began = began;
 	count_event(state, EVENT_STEAL_ATTEMPT, 1);
 
@@ -221,7 +206,7 @@ static __always_inline bool steal_work(s32 cpu)
 		}
 
 		found = steal_at(cpu, distance);
-		/* Empty maps cost less to visit than the clock to read: they count as free. */
+		/* To visit an empty map costs less than to read the time: it counts as free. */
 		if (nr_looks(state) != looks) {
 			looks = nr_looks(state);
 			now = scx_bpf_now();

@@ -1,48 +1,46 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * bandwidth.bpf.h - mechanism 0, continued: containers keep within their limit.
+ * bandwidth.bpf.h - mechanism "cpu-max": a cgroup stays within its limit of CPU time.
  *
- * Idea (CFS bandwidth control, Turner, Rao and Rao 2010): a cgroup with cpu.max has
- * a budget of CPU time for each period. The kernel does not do that for sched_ext
- * tasks but tells the limits, so without this file every container's limit would
- * silently be gone.
+ * Idea (CFS bandwidth control, Turner, Rao and Rao 2010): a cgroup with cpu.max has a budget of CPU
+ * time for each period. The kernel enforces that for its own classes only, and tells a sched_ext
+ * scheduler the limits. A scheduler that ignores them voids every container's limit silently.
  *
- *   task is charged -> so is each cgroup with a limit, from its own to the root
+ *   task is charged -> so is each cgroup with a limit, from the task's own to the root
  *        |
- *   budget used up? -> the cgroup is throttled; timer at the end of the period
+ *   budget used up? -> the cgroup is throttled; its timer expires at the end of the period
  *        |
  *   task of a throttled cgroup
- *     becomes runnable, or used up its slice -> waits in the cgroup's parking place
+ *     becomes runnable, or used up its slice -> is parked (parking.bpf.h)
  *     runs at a tick                         -> its slice is over
- *     begins to run (it had waited in a CPU's queue, or was stolen)
+ *     begins to run (from a CPU's queue, or stolen)
  *                                            -> is preempted at once, and parked
  *
  *   timer: quota added (portable/bandwidth.h); out of debt? --no--> next period
  *        | yes
  *   each parked task -> queue of its CPU, or the next throttled cgroup's parking place
  *
- * There is no hunt for the tasks of a throttled cgroup that wait all over the
- * machine: they are parked when they come to run. That they may use a few
- * microseconds more, and those that run up to a tick, makes a debt that the next
- * periods pay back.
+ * Tasks of a throttled cgroup that wait in CPUs' queues stay there until they would run. They use a
+ * few microseconds more than allowed, and running tasks up to a tick. The next periods pay that
+ * debt back.
  *
- * The kernel's watchdog ends a scheduler that leaves a runnable task waiting for 30
- * seconds, and does not know of limits. With many tasks and a small quota one may
- * well wait for longer. So a task that was parked for LONGEST_PARKING_NS is let go
- * to begin to run, which is all that the watchdog looks at, and parked again.
+ * The kernel's watchdog ends a scheduler that leaves a runnable task waiting for 30 seconds, and
+ * does not know of limits. With many tasks and a small quota a task may wait for longer. So a task
+ * that was parked for LONGEST_PARKING_NS is released, begins to run, which is all that the watchdog
+ * looks at, and is parked again.
  *
- * A parked task may hold a lock in the kernel that others need, as under the
- * kernel's own scheduler up to 6.17 (later ones throttle only on return to user
- * space, which a sched_ext scheduler has no means for). They wait until it is
- * released: for a period, or for several if the cgroup is in debt. Tasks that were
- * killed or exit, and kernel threads, are not parked.
+ * A parked task may hold a lock in the kernel, as under the kernel's own scheduler up to 6.17.
+ * (Later kernels throttle a task only on its return to user space, for which a sched_ext scheduler
+ * has no means.) Tasks that need the lock wait for one period, or several if the cgroup is in debt.
+ * Tasks that were killed or exit, and kernel threads, are never parked.
  *
  * What it does not do: count in the kernel's cpu.stat (nr_throttled stays 0).
  */
 #ifndef __MAGPIE_BANDWIDTH_BPF_H
 #define __MAGPIE_BANDWIDTH_BPF_H
 
-#define PARKING_DSQ (1ULL << 32) /* + slot of the cgroup */
+const volatile bool cpu_max_enabled = true;
+
 #define LONGEST_PARKING_NS 10000000000ULL
 #define NO_LIMIT (~0ULL)
 
@@ -62,13 +60,16 @@ struct {
 	__type(value, struct bandwidth_timer);
 } bandwidth_timers SEC(".maps");
 
-/* Cgroups. Whether to look at all: one read decides the common case. */
+/* Numbers of cgroups. One read decides the common case, in which there is none. */
 struct {
 	u32 limited;
 	u32 throttled;
 } nr_cgroups __attribute__((aligned(64)));
 
-/* Whether it runs now. Where the kernel has to put that off, it may lack the memory. */
+/*
+ * Start the timer of a slot; whether it runs now. It fails where the kernel must defer the start and
+ * has no memory for that.
+ */
 static __always_inline bool start_bandwidth_timer(u32 slot, u64 delay_ns)
 {
 	struct bandwidth_timer *timer = bpf_map_lookup_elem(&bandwidth_timers, &slot);
@@ -97,11 +98,11 @@ __noinline u32 find_blocker(u32 slot)
 }
 
 /*
- * A limit is no reason to let a kill wait. The kernel gives SIGKILL to each thread, but
- * a thread takes it back before it is marked as exiting, and a tick in between had it
- * parked until the cgroup was out of debt, beyond the reach of any further signal, with
- * the cgroup full and not to be removed. So the whole process is asked, and for the
- * threads that end because another one executes a program.
+ * Return true for kernel threads and for tasks that are killed or exit. The kernel sends SIGKILL to
+ * each thread, but a thread dequeues the signal before it is marked as exiting. If a tick in between
+ * parked it, no further signal would reach it until the cgroup was out of debt, and the cgroup could
+ * not be removed. So ask the whole process, too, also for threads that end because another thread
+ * executes a program.
  */
 static __always_inline bool is_exempt(const struct task_struct *p)
 {
@@ -109,6 +110,7 @@ static __always_inline bool is_exempt(const struct task_struct *p)
 	       p->signal->flags & SIGNAL_GROUP_EXIT || p->signal->group_exec_task;
 }
 
+/* The throttled cgroup that keeps the task from running, or ROOT_SLOT. */
 static __always_inline u32 blocker_of(const struct task_struct *p, const struct task_state *ts)
 {
 	if (!cpu_max_enabled || !READ_ONCE(nr_cgroups.throttled) || is_exempt(p))
@@ -122,7 +124,7 @@ static __always_inline bool is_throttled(const struct task_struct *p, const stru
 	return blocker_of(p, ts) != ROOT_SLOT;
 }
 
-/* Add the quota of each period that is over. Whoever moves the end of the period does it. */
+/* Add the quota of each period that is over. The CPU that moves the end of the period does it. */
 static __always_inline void refill(struct cgroup_state *state, u64 now)
 {
 	u64 end = READ_ONCE(state->period_end);
@@ -136,7 +138,7 @@ static __always_inline void refill(struct cgroup_state *state, u64 now)
 							   state->quota, state->burst));
 }
 
-/* Whether it was throttled. */
+/* Unthrottle a cgroup; whether it was throttled. */
 static __always_inline bool unthrottle(struct cgroup_state *state)
 {
 	if (!__sync_val_compare_and_swap(&state->throttled, 1, 0))
@@ -146,7 +148,7 @@ static __always_inline bool unthrottle(struct cgroup_state *state)
 	return true;
 }
 
-/* Only with a timer that will end it: without, its tasks would wait for ever. */
+/* Throttle a cgroup, but only with a timer: without one its tasks would wait for ever. */
 static __always_inline void throttle(u32 slot, struct cgroup_state *state, u64 now)
 {
 	s64 left = READ_ONCE(state->period_end) - now;
@@ -161,9 +163,10 @@ static __always_inline void throttle(u32 slot, struct cgroup_state *state, u64 n
 		return;
 	}
 	state->throttles++;
-	count_event(state_of(bpf_get_smp_processor_id()), EVENT_THROTTLE, 1);
+	count_event(state_here(), EVENT_THROTTLE, 1);
 }
 
+/* Take CPU time from the budgets of a cgroup and of those above it, ns. */
 __noinline int consume_budget(u32 slot, u64 used)
 {
 	u64 now = scx_bpf_now();
@@ -185,16 +188,30 @@ __noinline int consume_budget(u32 slot, u64 used)
 	return 0;
 }
 
-static __always_inline void charge_cgroups(const struct task_state *ts, u64 used)
+/*
+ * Charge a task, and its cgroups, for the CPU time since the last call. Call it where the kernel's
+ * sum is up to date.
+ */
+static __always_inline void charge(struct task_struct *p, struct task_state *ts)
 {
+	u64 sum = p->se.sum_exec_runtime;
+	u64 used = sum - ts->charged;
+
+	refresh_rate(ts);
+	advance_vruntime(ts, used);
+	ts->charged = sum;
 	if (cpu_max_enabled && READ_ONCE(nr_cgroups.limited))
 		consume_budget(ts->cgroup, used);
 }
 
-/*
- * It begins to run, which the watchdog sees. If it came out of a CPU's queue, see there
- * that it does not go on.
- */
+/* What the task used until now is not charged to it. */
+static __always_inline void start_charging(const struct task_struct *p, struct task_state *ts)
+{
+	ts->cpu = -1;
+	ts->charged = p->se.sum_exec_runtime;
+}
+
+/* A task begins to run, which the watchdog sees. If its cgroup is throttled, stop it at once. */
 static __always_inline void stop_if_throttled(const struct task_struct *p, struct task_state *ts,
 					      s32 cpu)
 {
@@ -206,7 +223,7 @@ static __always_inline void stop_if_throttled(const struct task_struct *p, struc
 		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
 }
 
-/* The cgroups with a limit from this one up to the root, as a list without the others. */
+/* Link a cgroup to the next one with a limit on the way to the root. */
 __noinline int link_limits(u32 slot)
 {
 	struct cgroup_state *state = cgroup_at(slot);
@@ -224,7 +241,7 @@ __noinline int link_limits(u32 slot)
 	return 0;
 }
 
-/* A quota in microseconds, or NO_LIMIT. Whoever was throttled by the old one is released. */
+/* Set a limit; NO_LIMIT ends it. A cgroup that the old limit throttles is unthrottled at once. */
 static __always_inline void set_limit(u32 slot, u64 period_us, u64 quota_us, u64 burst_us)
 {
 	struct cgroup_state *state = cgroup_at(slot);
@@ -253,25 +270,15 @@ static __always_inline void set_limit(u32 slot, u64 period_us, u64 quota_us, u64
 		start_bandwidth_timer(slot, 0);
 }
 
-static int end_bandwidth_period(void *map, u32 *key, struct bandwidth_timer *timer);
-
-/*
- * Once for each slot: a parking place is never taken down, since the kernel would end
- * a scheduler that does so while a last task is in it.
- */
-static __always_inline int open_parking(u32 slot)
+/* A tick: charge the running task, whose slice may be long, and end it if it is throttled. */
+static __always_inline void end_if_throttled(struct task_struct *p, struct task_state *ts)
 {
-	struct bandwidth_timer *timer = bpf_map_lookup_elem(&bandwidth_timers, &slot);
-	int err;
+	if (!cpu_max_enabled || !READ_ONCE(nr_cgroups.limited))
+		return;
 
-	if (!timer || cgroup_at(slot)->has_parking)
-		return 0;
-
-	err = scx_bpf_create_dsq(PARKING_DSQ + slot, -1);
-	err = err ?: bpf_timer_init(&timer->timer, &bandwidth_timers, CLOCK_MONOTONIC);
-	err = err ?: bpf_timer_set_callback(&timer->timer, end_bandwidth_period);
-	cgroup_at(slot)->has_parking = !err;
-	return err;
+	charge(p, ts);
+	if (is_throttled(p, ts))
+		scx_bpf_task_set_slice(p, 0);
 }
 
 #endif /* __MAGPIE_BANDWIDTH_BPF_H */

@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * balance.bpf.h - mechanism "balance": busy CPUs even out what idle CPUs cannot.
+ *
+ * Idea (the kernel's periodic balancing, Linux kernel/sched/fair.c; the rotating duty is from
+ * "Push-based load balancing", RFC v2, Linux kernel list). Stealing helps only CPUs that run out of
+ * work. With more CPU hogs than CPUs none does: twelve hogs on eight CPUs would stay where they
+ * began, some with half of a CPU and some with a whole one. So a CPU whose running task used up its
+ * slice looks at others now and then:
+ *
+ *   slice used up
+ *        |
+ *   own LLC due? (each CPU every 20 ms)
+ *     a queue longer than ours by two?                 --> pull its first task
+ *     a clock well behind ours?                        --> pull its first task
+ *        |
+ *   balance duty ours? (one CPU of the LLC every 5 to 10 ms)
+ *     an LLC where more tasks wait for its size?       --> pull a first task
+ *     an LLC with a slower pace than ours?             --> pull a first task, then wait until the
+ *                                                          paces show the effect
+ *
+ * The first rule of each pair is the kernel's, and fast. The second rule for the own LLC makes
+ * shares equal in the end, whatever made them unequal (a difference of one task, a real-time task, a
+ * vCPU that the host withholds): a clock that is behind means that its tasks had less than ours. So
+ * one of them comes here, where it is first, and another task is the odd one out. The kernel's
+ * imbalance percentages leave a difference of one task alone for long.
+ *
+ * Clocks of different LLCs drift apart while one LLC is idle, so the last rule compares their
+ * *pace*: virtual time per real time, which is one over the weight that shares a CPU. The pace
+ * contains the weights of tasks and cgroups, which queue lengths do not. The rule rests while paces
+ * are equal: when tasks changed LLCs at a fixed rate, the changes made an even state uneven.
+ *
+ * Each CPU notes at its tick how many tasks wait, in the sum of its LLC. The queues themselves
+ * cannot be compared at that moment: ticks come to all CPUs at once, and a CPU between two tasks
+ * looks as if one task less waited there. The last of two tasks was sometimes missed for 200 ms.
+ *
+ * In each LLC one CPU at a time scans the other LLCs on behalf of all; the duty rotates. If that CPU
+ * idles or keeps a task for long, the next CPU that comes takes the duty. Scans follow each other
+ * sooner while they find tasks.
+ *
+ * What it does not do: even out LLCs whose paces differ by less than a sixteenth.
+ */
+#ifndef __MAGPIE_BALANCE_BPF_H
+#define __MAGPIE_BALANCE_BPF_H
+
+const volatile bool balance_enabled = true;
+
+/* How often a busy CPU looks at its own LLC, and so how often it pulls at most. */
+const volatile u64 balance_interval_ns = 20000000;
+
+/* How far behind a clock must be. With less, tasks would migrate for one slice. */
+const volatile u64 balance_margin_ns = 8000000;
+
+/* Time between two scans of other LLCs. Longer than a tick, which counts what was pulled. */
+#define SHORTEST_DUTY_NS (balance_interval_ns / 4)
+#define LONGEST_DUTY_NS (balance_interval_ns / 2)
+#define PULLS_IN_DUTY 8
+#define ROTATION_INTERVALS 10 /* longer than an average of paces takes to follow */
+#define BALANCE_VICTIMS 8 /* queues looked at in one round */
+#define PACE_SHIFT 16
+#define FULL_PACE (1ULL << PACE_SHIFT) /* of a nice 0 task alone */
+
+/* One look at the own LLC. */
+struct balance_round {
+	s32 cpu;
+	u32 length; /* of the own queue */
+	u64 clock; /* vruntime of the own running task */
+	u64 behind; /* a clock before this one is well behind */
+	u32 victim; /* best so far, or NO_PLACE */
+};
+
+/* Measure how fast the own clock advanced since the last time; update the LLC's average. */
+static __always_inline void measure_pace(struct cpu_state *state, struct llc_state *llc, u64 now)
+{
+	u64 virtual = state->clock - state->paced_clock;
+	u64 passed = now - state->paced_at;
+
+	/* A longer span has an idle period in it, at whose end the clock may jump. */
+	if (passed < 2 * balance_interval_ns)
+		state->pace = average_add(state->pace, (virtual << PACE_SHIFT) / (passed ?: 1));
+	else
+		state->pace = FULL_PACE;
+
+	WRITE_ONCE(llc->pace, average_add(READ_ONCE(llc->pace), state->pace));
+	state->paced_at = now;
+	state->paced_clock = state->clock;
+}
+
+/* Return whether one pace is really faster than the other: a smaller difference is chance. */
+static __always_inline bool is_faster(u64 pace, u64 other)
+{
+	return pace > other + other / 16;
+}
+
+/*
+ * Queue length is not load. Return true for a CPU whose clock is ahead of ours and faster: its tasks
+ * already get more. A clock that is very far ahead does not count: tasks that have left advanced it.
+ */
+static __always_inline bool is_lighter(const struct balance_round *round, u32 victim)
+{
+	const struct cpu_state *state = state_of(victim);
+	s64 lead = (s64)(state->clock - round->clock);
+
+	return lead > (s64)balance_margin_ns && lead < LARGEST_LAG_NS &&
+	       is_faster(state->pace, state_of(round->cpu)->pace);
+}
+
+/* Consider a CPU of the own LLC where @length tasks wait; whether the round is decided. */
+static __always_inline bool consider(struct balance_round *round, u32 victim, u32 length)
+{
+	if (length >= round->length + 2 && !is_lighter(round, victim)) {
+		round->victim = victim;
+		return true;
+	}
+
+	if (is_before(state_of(victim)->clock, round->behind)) {
+		round->victim = victim;
+		round->behind = state_of(victim)->clock;
+	}
+	return false;
+}
+
+/* Consider the overloaded CPUs of [from, end); whether the round is decided. */
+static __always_inline bool look_around(struct balance_round *round, u32 from, u32 end)
+{
+	u32 place = from;
+	bool decided = false;
+	int i;
+
+	bpf_for(i, 0, BALANCE_VICTIMS) {
+		u32 victim, length;
+
+		place = next_overloaded(place, end);
+		if (place >= end)
+			break;
+
+		victim = place_to_cpu(place++);
+		length = scx_bpf_dsq_nr_queued(victim);
+		if (!length || !may_steal_from(round->cpu, victim))
+			continue;
+
+		decided = consider(round, victim, length);
+		if (decided)
+			break;
+	}
+
+	return decided;
+}
+
+/* Pull a task from the own LLC. @vruntime: of the running task. */
+__noinline bool pull_near(s32 cpu, u64 vruntime)
+{
+	const volatile struct llc_topology *llc = llc_of(topology_of(cpu)->llc);
+	u32 place = topology_of(cpu)->place;
+	struct balance_round round = {
+		.cpu = cpu,
+		.length = scx_bpf_dsq_nr_queued(cpu),
+		.clock = vruntime,
+		.behind = vruntime - balance_margin_ns,
+		.victim = NO_PLACE,
+	};
+
+	if (!look_around(&round, place + 1, llc->first + llc->size))
+		look_around(&round, llc->first, place);
+
+	if (round.victim == NO_PLACE || !scx_bpf_dsq_move_to_local(round.victim, 0))
+		return false;
+
+	note_waiting(round.victim, scx_bpf_dsq_nr_queued(round.victim));
+	return true;
+}
+
+/* A CPU's index in its LLC. */
+static __always_inline u32 offset_of(s32 cpu)
+{
+	return topology_of(cpu)->place - llc_of(topology_of(cpu)->llc)->first;
+}
+
+/* Take the balance duty if it is due and this CPU's; whether it was taken. */
+static __always_inline bool take_duty(struct llc_state *llc, s32 cpu, u64 now)
+{
+	u64 due = READ_ONCE(llc->next_duty);
+
+	if (is_before(now, due))
+		return false;
+
+	/* The duty is another CPU's. If that CPU does not come, any CPU may take it. */
+	if (READ_ONCE(llc->on_duty) != offset_of(cpu) && is_before(now, due + SHORTEST_DUTY_NS))
+		return false;
+
+	return __sync_val_compare_and_swap(&llc->next_duty, due, now + SHORTEST_DUTY_NS) == due;
+}
+
+/* Pass the duty to the next CPU of the LLC. @found: the scan pulled a task. */
+static __always_inline void pass_duty(struct llc_state *llc, s32 cpu, bool found, u64 now)
+{
+	u32 next = offset_of(cpu) + 1;
+
+	WRITE_ONCE(llc->on_duty, next < llc_of(topology_of(cpu)->llc)->size ? next : 0);
+	if (!found)
+		WRITE_ONCE(llc->next_duty, now + LONGEST_DUTY_NS);
+}
+
+/*
+ * Return whether another LLC has as many tasks waiting for its size even after one has moved here.
+ * Not if its clocks are faster all the same: then its tasks are light.
+ */
+static __always_inline bool has_more_waiting(u32 other, u32 own)
+{
+	const struct llc_state *theirs = llc_state_at(other), *ours = llc_state_at(own);
+	u32 waiting = READ_ONCE(theirs->waiting);
+
+	return waiting && !is_faster(READ_ONCE(theirs->pace), READ_ONCE(ours->pace)) &&
+	       (u64)(waiting - 1) * llc_of(own)->size >=
+		       (u64)(READ_ONCE(ours->waiting) + 1) * llc_of(other)->size;
+}
+
+/* The nearest LLC where more tasks wait, else one with a slower pace, else NO_PLACE. */
+__noinline u32 find_busier_llc(u32 own, bool may_rotate)
+{
+	u64 pace = READ_ONCE(llc_state_at(own)->pace);
+	u32 found = NO_PLACE;
+	u32 i;
+
+	bpf_for(i, 1, nr_llcs) {
+		u32 other = nth_llc(own, i);
+		const struct llc_state *theirs = llc_state_at(other);
+
+		if (has_more_waiting(other, own)) {
+			found = other;
+			break;
+		}
+
+		if (found == NO_PLACE && may_rotate && READ_ONCE(theirs->waiting) &&
+		    is_faster(pace, READ_ONCE(theirs->pace)))
+			found = other;
+	}
+
+	return found;
+}
+
+/*
+ * Pull a task from another LLC, on behalf of all CPUs of the own one. Several attempts are needed:
+ * at a tick all CPUs there may be between two tasks, so that for a moment no task waits.
+ */
+static __always_inline bool pull_far(s32 cpu, u64 now)
+{
+	u32 llc = topology_of(cpu)->llc;
+	struct llc_state *own = llc_state_at(llc);
+	u32 busier = find_busier_llc(llc, !is_before(now, READ_ONCE(own->next_rotation)));
+	bool found = false;
+	u32 i;
+
+	count_event(state_of(cpu), EVENT_TURN, 1);
+	if (busier == NO_PLACE)
+		return false;
+
+	bpf_for(i, 0, PULLS_IN_DUTY) {
+		found = steal_from_llc(cpu, busier, spread_start(cpu, busier));
+		if (found)
+			break;
+	}
+
+	if (found)
+		WRITE_ONCE(own->next_rotation, now + ROTATION_INTERVALS * balance_interval_ns);
+	return found;
+}
+
+/*
+ * At the end of a slice: pull a task from the own LLC or another one; whether one was pulled.
+ * @vruntime: of the running task, which is still runnable.
+ */
+static __always_inline bool pull_when_unbalanced(s32 cpu, u64 vruntime)
+{
+	struct cpu_state *state = state_of(cpu);
+	struct llc_state *own = llc_state_of(cpu);
+	u64 now = scx_bpf_now();
+	bool found = false;
+
+	if (!balance_enabled)
+		return false;
+
+	if (!is_before(now, state->next_balance)) {
+		state->next_balance = now + balance_interval_ns;
+		measure_pace(state, own, now);
+		found = pull_near(cpu, vruntime);
+	}
+
+	if (nr_llcs > 1 && !found && take_duty(own, cpu, now)) {
+		found = pull_far(cpu, now);
+		pass_duty(own, cpu, found, now);
+	}
+
+	if (found) {
+		note_waiting(cpu, scx_bpf_dsq_nr_queued(cpu) + 1);
+		count_event(state, EVENT_ROTATE, 1);
+	}
+	return found;
+}
+
+#endif /* __MAGPIE_BALANCE_BPF_H */

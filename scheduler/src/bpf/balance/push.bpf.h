@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * push.bpf.h - mechanism "push": a requeued task wakes an idle CPU at once.
+ *
+ * Idea ("Push-based load balancing", RFC v2, Linux kernel list): a task that was preempted or used
+ * up its slice migrates to an idle CPU at once, rather than when that CPU happens to search.
+ * Published, it made microbenchmarks slower by up to 18 %, because the busy CPU moved the task. Here
+ * the busy CPU only claims an idle CPU and kicks it, and that CPU searches (steal.bpf.h).
+ *
+ *   queued, and not by a wakeup?        --no--> nothing: wakeups search by themselves
+ *        | yes
+ *   preempted by a kernel thread that
+ *   is bound here and done soon?        --yes-> wait for the tick; do not advertise the task
+ *        | no
+ *   burst shorter than a move costs, or
+ *   preempted by such a task, or
+ *   one was pushed from here just now?  --yes-> wait for the tick
+ *        | no
+ *   idle CPU that the task may use?     --yes-> claimed, told to search, kicked
+ *
+ * The tick is the net below, with and without push: it offers whatever is queued. So does the moment
+ * at which a real-time task takes the CPU, because that task will have no tick of ours.
+ *
+ * What it does not do: choose the task. The idle CPU takes the first task of the nearest overloaded
+ * CPU, which may be a better one.
+ */
+#ifndef __MAGPIE_PUSH_BPF_H
+#define __MAGPIE_PUSH_BPF_H
+
+const volatile bool push_enabled = true;
+
+/* A CPU pushes at most once in this time, and not within it after a preemption that is over soon. */
+const volatile u64 push_interval_ns = 100000;
+
+/* The assumed cost of a move. */
+#define MOVE_COST_NS 50000ULL
+
+/* Have an idle CPU search for the task that waits on @cpu; whether there was one. */
+__noinline bool kick_idle_for(struct task_struct *p __arg_trusted, s32 cpu)
+{
+	s32 idle = pick_idle_for(p);
+
+	if (idle < 0)
+		return false;
+
+	kick_searcher(idle, 1 + cpu);
+	count_event(state_here(), EVENT_KICK_IDLE, 1);
+	return true;
+}
+
+#define TASKS_OFFERED 32 /* queued tasks that are offered at once */
+
+/*
+ * For each of the first tasks in a queue, kick an idle CPU that may run it. The affinity is tested
+ * before the kick; otherwise thousands of kicked CPUs find no task that they may run. Returns
+ * whether any task may leave.
+ *
+ * A global function, which the verifier proves by itself. Inlined, its branches multiplied with
+ * those of both callers, and slow guests took two thirds longer to load the scheduler.
+ */
+__noinline bool offer_waiting(s32 cpu)
+{
+	struct cpu_state *state = state_of(cpu);
+	struct task_struct *waiting;
+	bool may_move = false;
+
+	state->walked = 0;
+	bpf_for_each(scx_dsq, waiting, cpu, 0) {
+		if (++state->walked > TASKS_OFFERED)
+			break;
+		if (is_pinned(waiting))
+			continue;
+
+		may_move = true;
+		if (!kick_idle_for(waiting, cpu) && waiting->nr_cpus_allowed >= nr_cpus)
+			break; /* nothing idles */
+	}
+
+	return may_move || state->walked > TASKS_OFFERED;
+}
+
+/* A tick, or a real-time task takes the CPU: offer the queued tasks, and update map and count. */
+static __always_inline void offer_queue(s32 cpu)
+{
+	bool may_move = offer_waiting(cpu);
+
+	if (may_move)
+		advertise_queue(cpu);
+	else
+		hide_queue(cpu);
+	note_waiting(cpu, may_move ? scx_bpf_dsq_nr_queued(cpu) : 0);
+}
+
+/* A task was requeued on this CPU: have an idle CPU take it at once. */
+static __always_inline void push(struct task_struct *p, const struct task_state *ts, s32 cpu,
+				 u64 enq_flags)
+{
+	struct cpu_state *state = state_of(cpu);
+	u64 now = scx_bpf_now();
+
+	/* A real-time task took the CPU, and no tick here will offer the task. */
+	if (enq_flags & SCX_ENQ_REENQ) {
+		kick_idle_for(p, cpu);
+		return;
+	}
+
+	if (!push_enabled || expected_burst(ts) <= MOVE_COST_NS || is_before(now, state->next_push))
+		return;
+
+	state->next_push = now + push_interval_ns;
+	if (kick_idle_for(p, cpu))
+		count_event(state_here(), EVENT_PUSH, 1);
+}
+
+/*
+ * A wakeup has preempted the running task. If the woken task will be done soon, the preempted one is
+ * not worth moving.
+ */
+static __always_inline void note_preemption(struct cpu_state *state,
+					    const struct task_struct *woken,
+					    const struct task_state *ts)
+{
+	if (ts->avg_burst >= push_interval_ns)
+		return;
+
+	WRITE_ONCE(state->next_push, scx_bpf_now() + push_interval_ns);
+	if (is_bound_kernel_thread(woken))
+		WRITE_ONCE(state->soon_free, 1);
+}
+
+/*
+ * Return true if the requeued task was preempted by a kernel thread that is bound to its CPU and
+ * done soon. Then no idle CPU must take the task: such threads woke for 20 us each, and CPU hogs
+ * lost the cores to which they had just spread. This is not true of other preempting tasks: a shell
+ * has short bursts until it forks, and only a tick found the task behind it.
+ */
+static __always_inline bool has_cpu_back_soon(struct cpu_state *state, u64 enq_flags)
+{
+	if (enq_flags & (SCX_ENQ_WAKEUP | SCX_ENQ_REENQ) || !READ_ONCE(state->soon_free))
+		return false;
+
+	WRITE_ONCE(state->soon_free, 0);
+	return true;
+}
+
+/* The next task runs: a preemption that was to come did not, because the task slept first. */
+static __always_inline void forget_preemption(struct cpu_state *state)
+{
+	if (state->soon_free)
+		WRITE_ONCE(state->soon_free, 0);
+}
+
+#endif /* __MAGPIE_PUSH_BPF_H */

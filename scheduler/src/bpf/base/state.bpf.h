@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * state.bpf.h - what is known of each CPU, LLC and task, and who writes it.
+ *
+ * cpu_state is laid out by writer. A CPU writes its first line on every context switch, and wakers
+ * on other CPUs read it. The events have lines of their own, because only their CPU and, seldom,
+ * the statistics read them.
+ */
+#ifndef __MAGPIE_STATE_BPF_H
+#define __MAGPIE_STATE_BPF_H
+
+/* From the kernel's headers: vmlinux.h has no macros. */
+#define SCHED_BATCH 3
+#define SCHED_IDLE 5
+#define PF_KTHREAD 0x00200000
+
+#define ANYWHERE (MAX_CPUS + 1) /* of must_search: the waiting task's CPU is not known */
+
+struct cpu_state {
+	/*
+	 * Line 0. Its CPU writes it and wakers read it. Wakers write only what they change for this
+	 * CPU: they claim it while it idles, and they preempt.
+	 */
+	u64 clock; /* see queue/fair.bpf.h */
+	u64 deadline; /* of the running task, 0: it must not be preempted */
+	u64 running_since; /* valid while @deadline is set */
+	u64 next_push; /* when a requeued task may kick an idle CPU again */
+	u64 idle; /* enum idle_word, or the time at which a waker claimed the CPU */
+	u64 has_no_tick; /* a real-time task runs: no tick here advertises waiting tasks */
+	u64 soon_free; /* a preempted task will have this CPU back soon, see balance/push.bpf.h */
+	u64 sleeps_soon; /* the running task is expected to, see place/wakeup.bpf.h */
+
+	/*
+	 * Its CPU writes these. Exceptions: must_search (any CPU that kicks it), seen_* and now_*
+	 * (the monitor's timer), is_online (hotplug).
+	 */
+	u64 idle_since __attribute__((aligned(64))); /* 0 while busy */
+	u64 search_began; /* time of the last search for work */
+	u64 avg_idle; /* moving average of idle periods, ns */
+	u64 steal_cost[NR_DISTANCES]; /* moving average of searches, ns */
+	u64 next_balance; /* when this CPU, if busy, looks at its LLC again */
+	u64 paced_at; /* when the pace was last measured, and the clock then */
+	u64 paced_clock;
+	u64 pace; /* of the clock, moving average; see balance/balance.bpf.h */
+	u32 waiting; /* queued tasks that may run elsewhere, at the last tick */
+	u32 walked; /* tasks of a queue that a loop has visited; in memory for the verifier */
+	u64 last_tick; /* 0 while idle; see guest/late_ticks.bpf.h */
+	u64 woke_at; /* when a task here last woke another one */
+	u64 late_ns; /* sum of delays of ticks */
+	u64 window_late_ns; /* that sum when the window for repetition began */
+	u64 longest_late_ns; /* longest delay since then */
+	u64 busy_since; /* 0 while idle */
+	u64 busy_ns; /* sum of complete busy periods */
+	u64 seen_late_ns, seen_busy_ns, seen_steal_ns; /* when the governor's period began */
+	u64 now_late_ns, now_busy_ns, now_steal_ns; /* when the monitor last ran */
+	u32 is_online;
+	u32 must_search; /* kicked to search: 1 + the CPU where a task waits, or ANYWHERE */
+	u32 found_empty; /* 1 + the CPU whose overloaded bit this CPU cleared last, or 0 */
+	u32 looks; /* how many CPUs a wakeup from here may look at */
+
+	/* Lines of their own: only this CPU writes them, user space adds them up. */
+	u64 events[NR_EVENTS] __attribute__((aligned(64)));
+} __attribute__((aligned(64)));
+
+struct cpu_state cpu_states[MAX_CPUS];
+
+/*
+ * The clock is the furthest of the LLC's CPUs. A tick writes it when it is a millisecond behind,
+ * and CPUs that leave idle read it. Ticks write @waiting, too, when it has changed. Busy CPUs write
+ * the rest when they balance; if two do so at once, one sample is lost.
+ */
+struct llc_state {
+	u64 clock;
+	u64 pace; /* moving average of its CPUs' */
+	u64 next_rotation; /* when one of its CPUs may pull from an LLC with a slower pace */
+	u64 next_duty; /* when one of its CPUs scans other LLCs again */
+	u32 on_duty; /* that CPU, counted from the LLC's first */
+	u32 waiting; /* sum of its CPUs' */
+} __attribute__((aligned(64)));
+
+struct llc_state llc_states[MAX_LLCS];
+
+struct task_state {
+	u64 vruntime; /* on the clock of @cpu */
+	u64 catch_up; /* lag that a migration left out, see queue/fair.bpf.h */
+	u64 charged; /* se.sum_exec_runtime up to which vruntime counts */
+	u64 burst; /* CPU time since the last sleep, ns */
+	u64 avg_burst; /* its moving average */
+	u64 rate; /* virtual ns per ns, see portable/weight.h */
+	u64 nice_rate; /* the same without cgroups */
+	u32 weight; /* of its nice value */
+	u32 counted; /* weight with which its cgroup counts it as active, or 0 */
+	u32 cgroup; /* its slot in cgroup_states[] */
+	u64 parked_at; /* when it was first parked since it last ran, or 0 */
+	s32 cpu; /* whose clock vruntime is on, -1 before the first run */
+	u32 recent; /* the CPU before its previous CPU, or NO_CPU */
+	u32 woken_from; /* the waker's CPU when a CPU was last chosen for the task */
+	u32 ticks; /* seen while it ran, since its last sleep */
+	u32 forked_in; /* 1 + the LLC that counts it, or 0; see place/fork.bpf.h */
+	s32 migrates_to; /* 1 + the CPU that was claimed for it, or 0; see place/spread.bpf.h */
+	bool shares_core; /* it did at the last tick */
+	bool is_sync_wakeup; /* its last wakeup was sync */
+	bool yielded; /* do not keep it running */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct task_state);
+} task_states SEC(".maps");
+
+/* The masks: as in topology_of(). */
+static __always_inline struct cpu_state *state_of(s32 cpu)
+{
+	return &cpu_states[cpu & (MAX_CPUS - 1)];
+}
+
+static __always_inline struct cpu_state *state_here(void)
+{
+	return state_of(bpf_get_smp_processor_id());
+}
+
+static __always_inline struct llc_state *llc_state_at(u32 llc)
+{
+	return &llc_states[llc & (MAX_LLCS - 1)];
+}
+
+static __always_inline struct llc_state *llc_state_of(s32 cpu)
+{
+	return llc_state_at(topology_of(cpu)->llc);
+}
+
+static __always_inline struct task_state *task_state(struct task_struct *p)
+{
+	return bpf_task_storage_get(&task_states, p, NULL, 0);
+}
+
+static __always_inline void count_event(struct cpu_state *state, enum magpie_event event, u64 n)
+{
+	state->events[event] += n;
+}
+
+static __always_inline bool is_runnable(const struct task_struct *p)
+{
+	return p->scx.flags & SCX_TASK_QUEUED;
+}
+
+static __always_inline bool is_pinned(const struct task_struct *p)
+{
+	return p->nr_cpus_allowed == 1 || is_migration_disabled(p);
+}
+
+static __always_inline bool is_bound_kernel_thread(const struct task_struct *p)
+{
+	return p->flags & PF_KTHREAD && p->nr_cpus_allowed == 1;
+}
+
+#endif /* __MAGPIE_STATE_BPF_H */

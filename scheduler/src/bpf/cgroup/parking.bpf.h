@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * parking.bpf.h - mechanism "cpu-max", part: where the tasks of a throttled cgroup wait.
+ *
+ * Each cgroup with a limit has a *parking place*: a DSQ in order of arrival, from which no CPU
+ * takes tasks. The timer of the cgroup expires at the end of each period while it is throttled:
+ *
+ *   quota added, out of debt? --yes--> release all
+ *        | no
+ *   release tasks that were killed, tasks whose CPU goes offline, and tasks for which the watchdog
+ *   would end the scheduler soon (they are parked again at once); again after the next period
+ *
+ * The kernel inserts a task into the parking place only after ops.enqueue() has returned, so a task
+ * can miss the release that it should be in, by far if the host withholds the vCPU at that moment.
+ * So the timer looks again after a moment, after another period, and long after that.
+ *
+ * What it does not do: decide who is throttled (bandwidth.bpf.h).
+ */
+#ifndef __MAGPIE_PARKING_BPF_H
+#define __MAGPIE_PARKING_BPF_H
+
+#define PARKING_DSQ (1ULL << 32) /* + slot of the cgroup */
+#define LOOKS_AFTER_RELEASE 3
+#define FIRST_LOOK_NS 1000000
+#define LAST_LOOK_NS LONGEST_PARKING_NS
+
+/* Park the task if its cgroup is throttled; whether it was parked. */
+static __always_inline bool park_task(struct task_struct *p, struct task_state *ts, u64 enq_flags)
+{
+	u32 blocker = blocker_of(p, ts);
+
+	/* The kernel waits until a CPU that goes offline has no task. */
+	if (blocker == ROOT_SLOT || !is_usable(scx_bpf_task_cpu(p)))
+		return false;
+
+	if (enq_flags & SCX_ENQ_WAKEUP)
+		end_burst(ts);
+	leave_cgroup(ts);
+	/* A change of affinity takes a parked task out and in: it has not run since. */
+	if (!ts->parked_at)
+		ts->parked_at = scx_bpf_now();
+	count_event(state_here(), EVENT_PARK, 1);
+	scx_bpf_dsq_insert(p, PARKING_DSQ + blocker, slice_ns, 0);
+	return true;
+}
+
+/*
+ * Have @nr idle CPUs search for released tasks that wait behind others. Not through the idle map:
+ * the verifier takes the timer for a part of the sleepable ops.cgroup_init(), where a global
+ * function has no RCU lock for a task's affinity. If this misses a task, the next tick offers it.
+ */
+static __always_inline void kick_searchers(u32 nr)
+{
+	u32 cpu;
+
+	bpf_for(cpu, 0, nr_cpus) {
+		struct cpu_state *state = state_of(cpu);
+
+		if (!nr)
+			break;
+		if (!READ_ONCE(state->idle_since) || !is_preferred(cpu))
+			continue;
+		kick_searcher(cpu, ANYWHERE);
+		nr--;
+	}
+}
+
+/* Release all parked tasks, or only those that were killed or have been parked for too long. */
+static __always_inline void release_parked(u32 slot, bool all, u64 now)
+{
+	struct cgroup_state *state = cgroup_at(slot);
+	struct task_struct *p;
+
+	state->nr_released = 0;
+
+	bpf_for_each(scx_dsq, p, PARKING_DSQ + slot, 0) {
+		struct task_state *ts = task_state(p);
+		s32 cpu = scx_bpf_task_cpu(p);
+		bool may_stay = is_usable(cpu);
+
+		if (!ts)
+			continue;
+		if (!all && may_stay && !is_exempt(p) &&
+		    time_before(now, ts->parked_at + LONGEST_PARKING_NS))
+			continue;
+
+		if (!may_stay) {
+			leave_to_kernel(BPF_FOR_EACH_ITER, p, cpu);
+			continue;
+		}
+
+		join_after_parking(ts, cpu);
+		if (requeue(BPF_FOR_EACH_ITER, p, ts, cpu) && !is_pinned(p) &&
+		    (!state_of(cpu)->idle_since || scx_bpf_dsq_nr_queued(cpu) > 1))
+			state->nr_released++;
+	}
+
+	kick_searchers(state->nr_released);
+}
+
+/* When the timer looks for tasks that missed the release again, ns from now. */
+static __always_inline u64 next_look(const struct cgroup_state *state)
+{
+	if (state->looks == LOOKS_AFTER_RELEASE - 1)
+		return FIRST_LOOK_NS;
+
+	return state->looks ? state->period : LAST_LOOK_NS;
+}
+
+/* The timer's callback. */
+static int end_bandwidth_period(void *map, u32 *key, struct bandwidth_timer *timer)
+{
+	u32 slot = *key;
+	struct cgroup_state *state = cgroup_at(slot);
+	u64 now = scx_bpf_now();
+	bool is_over;
+
+	if (state->quota)
+		refill(state, now);
+	is_over = !state->quota || READ_ONCE(state->budget) > 0;
+
+	if (is_over && unthrottle(state)) {
+		state->throttled_ns += now - state->throttled_at;
+		count_event(state_here(), EVENT_THROTTLE_NS, now - state->throttled_at);
+		state->looks = LOOKS_AFTER_RELEASE;
+	}
+
+	bpf_rcu_read_lock();
+	release_parked(slot, is_over, now);
+	bpf_rcu_read_unlock();
+
+	if (!is_over) {
+		s64 left = READ_ONCE(state->period_end) - now;
+
+		bpf_timer_start(&timer->timer, left > 0 ? left : 0, 0);
+	} else if (state->looks) {
+		state->looks--;
+		bpf_timer_start(&timer->timer, next_look(state), 0);
+	}
+
+	return 0;
+}
+
+/*
+ * Create the parking place of a slot, once: it is never destroyed, because the kernel ends a
+ * scheduler that destroys a DSQ with a task in it.
+ */
+static __always_inline int open_parking(u32 slot)
+{
+	struct bandwidth_timer *timer = bpf_map_lookup_elem(&bandwidth_timers, &slot);
+	int err;
+
+	if (!timer || cgroup_at(slot)->has_parking)
+		return 0;
+
+	err = scx_bpf_create_dsq(PARKING_DSQ + slot, -1);
+	err = err ?: bpf_timer_init(&timer->timer, &bandwidth_timers, CLOCK_MONOTONIC);
+	err = err ?: bpf_timer_set_callback(&timer->timer, end_bandwidth_period);
+	cgroup_at(slot)->has_parking = !err;
+	return err;
+}
+
+#endif /* __MAGPIE_PARKING_BPF_H */

@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * monitor.bpf.h - mechanism "preferred", part: how much the host gives, and which CPUs follow.
+ *
+ *   timer, LOOKS times a period:
+ *   time that the host took of the preferred CPUs in this period so far
+ *        |
+ *   period over, or ALARM times too much taken? --no--> only act on settings and hotplug
+ *        | yes
+ *   governor (portable/governor.h): how many cores from now on
+ *        |
+ *   the first so many online cores of core_at_rank[] are preferred; that order takes cores evenly
+ *   from all nodes
+ *
+ * The kernel counts steal time where the hypervisor exposes it. Elsewhere late_ticks.bpf.h
+ * estimates it.
+ *
+ * What it does not do: move tasks. preferred.bpf.h does.
+ */
+#ifndef __MAGPIE_MONITOR_BPF_H
+#define __MAGPIE_MONITOR_BPF_H
+
+const volatile u32 nr_cores = 1;
+
+/* Place of the first CPU of each core, in the order in which cores become preferred. */
+const volatile u16 core_at_rank[MAX_CPUS];
+
+extern struct kernel_cpustat kernel_cpustat __ksym;
+
+/* User space may change these while the scheduler runs. */
+struct preferred_settings preferred_settings = {
+	.mode = PREFERRED_AUTO,
+	.source = STEAL_SOURCE_AUTO,
+	.governor = GOVERNOR_DIRECT,
+	.period_ns = 1000000000,
+	.high = 200,
+	.low = 100,
+};
+
+u64 requested_bits[MAX_CPUS / 64]; /* PREFERRED_SET: the user's choice */
+
+struct monitor_timer {
+	struct bpf_timer timer;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct monitor_timer);
+} monitor_timers SEC(".maps");
+
+/*
+ * How often the monitor looks in each period, and at how many times preferred_settings.high it asks
+ * the governor at once. Otherwise a load that begins suddenly would thrash for a whole period.
+ */
+#define LOOKS 8
+#define ALARM 10
+
+struct governor_state governor;
+
+static __always_inline bool is_core_online(u32 first, u32 size)
+{
+	bool online = false;
+	u32 i;
+
+	bpf_for(i, 0, size) {
+		if (is_usable(place_to_cpu(first + i))) {
+			online = true;
+			break;
+		}
+	}
+
+	return online;
+}
+
+static __always_inline bool is_requested(u32 cpu)
+{
+	return requested_bits[(cpu / 64) % (MAX_CPUS / 64)] & (1ULL << (cpu % 64));
+}
+
+/* The lock: the verifier takes the timer for a part of the sleepable ops.init(). */
+static __always_inline void set_preferred(u32 cpu, bool preferred)
+{
+	u64 *word = &preferred_bits[(cpu / 64) % (MAX_CPUS / 64)];
+	struct bpf_cpumask *mask;
+
+	bpf_rcu_read_lock();
+	mask = preferred_mask;
+	if (preferred) {
+		*word |= 1ULL << (cpu % 64);
+		if (mask)
+			bpf_cpumask_set_cpu(cpu, mask);
+	} else {
+		*word &= ~(1ULL << (cpu % 64));
+		if (mask)
+			bpf_cpumask_clear_cpu(cpu, mask);
+	}
+	bpf_rcu_read_unlock();
+}
+
+/*
+ * Sums of one look. In memory and not in registers, because the verifier follows a register through
+ * every iteration of a loop and would not come to an end.
+ */
+struct preferred_sums {
+	u64 busy, late, steal; /* of the preferred CPUs, ns */
+	u64 longest_busy; /* of the preferred CPU that was busy for longest */
+	u32 given; /* average number of busy cores without the time that the host took, 1/100 */
+	u32 counted; /* preferred CPUs */
+	u32 threads, cores; /* online */
+	u32 used; /* cores preferred */
+	u32 chosen, withheld; /* online CPUs, preferred or not */
+} preferred_sums;
+
+__noinline int apply_to_core(u32 rank, u32 cores)
+{
+	bool is_set = preferred_settings.mode == PREFERRED_SET;
+	bool is_within = preferred_sums.used < cores;
+	u32 first = core_at_rank[rank & (MAX_CPUS - 1)];
+	u32 size = topology_of(place_to_cpu(first))->core_size;
+	u32 i;
+
+	bpf_for(i, 0, size) {
+		u32 cpu = place_to_cpu(first + i);
+		bool usable, preferred;
+
+		if (cpu >= nr_cpus || cpu >= MAX_CPUS)
+			continue;
+
+		usable = is_usable(cpu);
+		preferred = usable && (is_set ? is_requested(cpu) : is_within);
+		set_preferred(cpu, preferred);
+		if (preferred)
+			preferred_sums.chosen++;
+		else if (usable)
+			preferred_sums.withheld++;
+	}
+
+	if (is_core_online(first, size))
+		preferred_sums.used++;
+
+	return 0;
+}
+
+/*
+ * Make the first @cores online cores preferred, or the CPUs that the user chose. A wakeup at this
+ * moment sees a mask without the cores that change, at worst, and takes the task's previous CPU.
+ */
+static __always_inline void apply_preferred(u32 cores)
+{
+	u32 rank;
+
+	preferred_sums.used = 0;
+	preferred_sums.chosen = 0;
+	preferred_sums.withheld = 0;
+
+	bpf_for(rank, 0, nr_cores)
+		apply_to_core(rank, cores);
+
+	preferred_status.cores = preferred_settings.mode == PREFERRED_SET ? 0 : cores;
+	/* If all CPUs that the user chose are offline, none would be preferred: then all are. */
+	WRITE_ONCE(preferred_status.withheld, preferred_sums.chosen ? preferred_sums.withheld : 0);
+	WRITE_ONCE(preferred_status.applied, preferred_status.applied + 1);
+}
+
+/*
+ * Find tasks that redirect() sent to a CPU at the moment of its hotplug. If the CPU goes offline,
+ * the task arrives after ops.cpu_offline() has emptied the queue: this CPU then searches there. If
+ * the CPU comes online and the host withholds it, the kick is lost because the kernel does not yet
+ * let it dispatch: kick it again.
+ */
+static __always_inline void rescue_redirected(s32 cpu)
+{
+	s32 here = bpf_get_smp_processor_id();
+	bool usable = is_usable(cpu);
+
+	if (!scx_bpf_dsq_nr_queued(cpu) || (usable && !state_of(cpu)->idle_since))
+		return;
+
+	count_event(state_of(here), EVENT_RESCUE, 1);
+	if (usable)
+		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+	else
+		kick_searcher(here, 1 + cpu);
+}
+
+/* Add an online CPU to the sums: its busy time, and what the host took of it. */
+__noinline int observe_cpu(u32 cpu)
+{
+	struct cpu_state *state = state_of(cpu);
+	struct kernel_cpustat *stat;
+	u64 busy_ns, since, steal_ns = 0;
+
+	if (!is_usable(cpu))
+		return 0;
+
+	preferred_sums.threads++;
+	if (!is_core_online(topology_of(cpu)->core_first,
+			    topology_of(cpu)->place - topology_of(cpu)->core_first))
+		preferred_sums.cores++;
+
+	stat = bpf_per_cpu_ptr(&kernel_cpustat, cpu);
+	if (stat)
+		steal_ns = stat->cpustat[CPUTIME_STEAL];
+
+	since = READ_ONCE(state->busy_since);
+	busy_ns = state->busy_ns + (since ? scx_bpf_now() - since : 0);
+
+	state->now_busy_ns = busy_ns;
+	if (is_preferred(cpu)) {
+		preferred_sums.counted++;
+		busy_ns -= state->seen_busy_ns;
+		preferred_sums.busy += busy_ns;
+		if (preferred_sums.longest_busy < busy_ns)
+			preferred_sums.longest_busy = busy_ns;
+		preferred_sums.late += late_in_period(state);
+		preferred_sums.steal += steal_ns - state->seen_steal_ns;
+	}
+
+	state->now_late_ns = state->late_ns;
+	state->now_steal_ns = steal_ns;
+	if (steal_ns)
+		preferred_status.kernel_steal_ns = steal_ns;
+
+	return 0;
+}
+
+/* Begin the next period with what was observed last. */
+static __always_inline void end_period(u64 now)
+{
+	bool is_new_window = !time_before(now, late_window_end);
+	u32 cpu;
+
+	if (is_new_window)
+		late_window_end = now + LATE_WINDOW_NS;
+
+	bpf_for(cpu, 0, nr_cpus) {
+		struct cpu_state *state = state_of(cpu);
+
+		state->seen_busy_ns = state->now_busy_ns;
+		if (is_new_window)
+			begin_late_window(state);
+		state->seen_late_ns = state->now_late_ns;
+		state->seen_steal_ns = state->now_steal_ns;
+	}
+}
+
+static __always_inline u32 steal_source(void)
+{
+	if (preferred_settings.source != STEAL_SOURCE_AUTO)
+		return preferred_settings.source;
+
+	return preferred_status.kernel_steal_ns ? STEAL_SOURCE_KERNEL : STEAL_SOURCE_ESTIMATE;
+}
+
+static __always_inline void observe(struct governor_input *input, u64 elapsed)
+{
+	struct preferred_sums *sums = &preferred_sums;
+	u64 taken, threads, core_ns;
+	u32 cpu;
+
+	__builtin_memset(sums, 0, sizeof(*sums));
+	bpf_for(cpu, 0, nr_cpus)
+		observe_cpu(cpu);
+
+	preferred_status.source = steal_source();
+	taken = preferred_status.source == STEAL_SOURCE_KERNEL ? sums->steal : sums->late;
+	if (taken > sums->busy)
+		taken = sums->busy;
+
+	/* The time that a core can give in this period, all its siblings together. */
+	input->total = sums->cores ?: 1;
+	threads = sums->threads;
+	core_ns = elapsed * threads / input->total ?: 1;
+	input->steal = taken * 10000 / (sums->counted * elapsed ?: 1);
+	input->wanted = sums->busy * 100 / core_ns;
+	sums->given = (sums->busy - taken) * 100 / core_ns;
+
+	/*
+	 * The governor needs what the host gives while there is work. A load that begins in the
+	 * middle of a period gets half of that on average, and lost one of its two cores for it.
+	 */
+	core_ns = sums->longest_busy * threads / input->total ?: 1;
+	input->given = (sums->busy - taken) * 100 / core_ns;
+}
+
+/* Have the monitor look at settings and online CPUs before its next look is due. */
+static __always_inline int apply_after(u64 delay_ns)
+{
+	struct monitor_timer *timer;
+	u32 key = 0;
+
+	timer = bpf_map_lookup_elem(&monitor_timers, &key);
+	return timer ? bpf_timer_start(&timer->timer, delay_ns, 0) : -ENOENT;
+}
+
+/* User space calls this after it has changed the settings. */
+SEC("syscall")
+int apply_settings(void *ctx)
+{
+	return apply_after(0);
+}
+
+/* The kernel lets a new CPU dispatch only some microseconds after ops.cpu_online(). */
+#define ONLINE_DELAY_NS 10000000
+
+static __always_inline void note_hotplug(u64 delay_ns)
+{
+	if (preferred_enabled)
+		apply_after(delay_ns);
+}
+
+/* The timer's callback. */
+static int monitor(void *map, int *key, struct monitor_timer *timer)
+{
+	struct governor_config config = {
+		.kind = preferred_settings.governor,
+		.high = preferred_settings.high,
+		.low = preferred_settings.low,
+	};
+	struct governor_input input = {};
+	u64 now = scx_bpf_now();
+	u32 before = governor.cores;
+	bool is_auto = preferred_settings.mode == PREFERRED_AUTO;
+	bool ended = false;
+	u32 cpu, cores;
+	u64 elapsed;
+
+	bpf_for(cpu, 0, nr_cpus)
+		rescue_redirected(cpu);
+
+	elapsed = now - preferred_status.last_period;
+	bpf_timer_start(&timer->timer, preferred_settings.period_ns / LOOKS, 0);
+
+	/* After apply_after(), the time since the last look may be too short to judge by. */
+	if (elapsed >= preferred_settings.period_ns / (2 * LOOKS)) {
+		observe(&input, elapsed);
+		ended = elapsed >= preferred_settings.period_ns * (2 * LOOKS - 1) / (2 * LOOKS) ||
+			(is_auto && input.steal >= ALARM * config.high);
+	}
+
+	if (!ended) {
+		if (!is_auto)
+			governor.cores = nr_cores;
+		apply_preferred(governor.cores);
+		return 0;
+	}
+
+	end_period(now);
+	preferred_status.last_period = now;
+	preferred_status.steal = input.steal;
+	preferred_status.wanted = input.wanted;
+	preferred_status.given = preferred_sums.given;
+	preferred_status.total = input.total;
+
+	if (is_auto)
+		cores = governor_next(&config, &governor, &input);
+	else
+		cores = governor.cores = nr_cores;
+
+	if (cores != before)
+		preferred_status.changes++;
+	preferred_status.direction = cores < before ? -1 : cores > before;
+	apply_preferred(cores);
+	return 0;
+}
+
+static __always_inline int start_monitor(void)
+{
+	struct bpf_cpumask *mask;
+	struct monitor_timer *timer;
+	u32 key = 0;
+	int err;
+
+	mask = bpf_cpumask_create();
+	if (!mask)
+		return -ENOMEM;
+	mask = bpf_kptr_xchg(&preferred_mask, mask);
+	if (mask)
+		bpf_cpumask_release(mask);
+
+	timer = bpf_map_lookup_elem(&monitor_timers, &key);
+	if (!timer)
+		return -ENOENT;
+
+	governor.cores = nr_cores;
+	preferred_status.last_period = scx_bpf_now();
+
+	err = bpf_timer_init(&timer->timer, &monitor_timers, CLOCK_MONOTONIC);
+	err = err ?: bpf_timer_set_callback(&timer->timer, monitor);
+	return err ?: bpf_timer_start(&timer->timer, preferred_settings.period_ns / LOOKS, 0);
+}
+
+#endif /* __MAGPIE_MONITOR_BPF_H */

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * dispatch.bpf.h - operations: which task a CPU runs next.
+ *
+ *   running task still runnable, may stay, and first? --yes--> keep it
+ *        | no
+ *   own queue --empty--> keep it after all, or search elsewhere
+ */
+#ifndef __MAGPIE_DISPATCH_BPF_H
+#define __MAGPIE_DISPATCH_BPF_H
+
+/* Charge the previous task, and return its state if it may go on here; NULL otherwise. */
+static __always_inline struct task_state *find_stayer(struct task_struct *prev, s32 cpu)
+{
+	struct task_state *ts;
+
+	if (!prev || !is_runnable(prev) || must_leave(prev, cpu))
+		return NULL;
+
+	ts = task_state(prev);
+	if (!ts)
+		return NULL;
+
+	charge(prev, ts);
+	return is_migrating(ts) || is_throttled(prev, ts) ? NULL : ts;
+}
+
+static __always_inline void keep_running(struct task_struct *p, struct task_state *ts,
+					 struct cpu_state *state)
+{
+	end_migration(ts);
+	start_running(state, ts, true);
+	forget_preemption(state);
+	scx_bpf_task_set_slice(p, slice_ns);
+	count_event(state, EVENT_KEEP, 1);
+}
+
+/* Take the first task of the own queue; whether there was one. */
+static __always_inline bool dispatch_own(struct cpu_state *state, s32 cpu,
+					 const struct task_struct *prev,
+					 const struct task_state *stayer)
+{
+	if (!is_preferred(cpu))
+		drain_queue(cpu);
+
+	if (!scx_bpf_dsq_move_to_local(cpu, 0)) {
+		hide_queue(cpu);
+		return false;
+	}
+
+	count_event(state, EVENT_DISPATCH, 1);
+	/* Keep the bit if @prev will be requeued: the queue is then non-empty again. */
+	if (!scx_bpf_dsq_nr_queued(cpu) && (!stayer || is_pinned(prev)))
+		hide_queue(cpu);
+	return true;
+}
+
+/* The own queue is empty: search elsewhere; whether a task was found. */
+static __always_inline bool dispatch_others(struct cpu_state *state, s32 cpu)
+{
+	u64 looks = nr_looks(state);
+
+	/* A CPU that was kicked for a task searches even without stealing. */
+	if ((steal_enabled || state->must_search) && steal_work(cpu))
+		return true;
+
+	/* The search dropped the runqueue lock: a task may have been queued here meanwhile. */
+	return nr_looks(state) != looks && scx_bpf_dsq_move_to_local(cpu, 0);
+}
+
+#endif /* __MAGPIE_DISPATCH_BPF_H */

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * enqueue.bpf.h - operations: where a runnable task that no CPU was found for waits.
+ *
+ *   cgroup throttled?                       --yes--> parking place
+ *   a core was found for it?                --yes--> local queue there
+ *   its CPU is not preferred?               --yes--> queue of a preferred CPU
+ *   woken, and due before the running task? --yes--> preempts it
+ *        | no
+ *   queue of its CPU; if requeued, an idle CPU is kicked; advertised to thieves
+ */
+#ifndef __MAGPIE_ENQUEUE_BPF_H
+#define __MAGPIE_ENQUEUE_BPF_H
+
+/* Join the clock of the CPU where the task will wait or run. */
+static __always_inline void join_cpu(struct task_state *ts, s32 cpu, u64 enq_flags)
+{
+	join_cgroup(ts);
+	if (enq_flags & SCX_ENQ_WAKEUP)
+		join_after_sleep(ts, cpu);
+	else if (ts->cpu != cpu)
+		join_after_move(ts, cpu);
+}
+
+/*
+ * Let other CPUs find a task that was queued here. The advertisement comes last: the kernel inserts
+ * the task after this, and a thief that comes earlier clears the bit.
+ */
+static __always_inline void offer_task(struct task_struct *p, const struct task_state *ts, s32 cpu,
+				       u64 enq_flags)
+{
+	if (is_pinned(p) || has_cpu_back_soon(state_of(cpu), enq_flags))
+		return;
+
+	if (!(enq_flags & SCX_ENQ_WAKEUP))
+		push(p, ts, cpu, enq_flags);
+	advertise_queue(cpu);
+}
+
+static __always_inline void wait_on(struct task_struct *p, struct task_state *ts, s32 cpu,
+				    u64 enq_flags)
+{
+	struct cpu_state *state = state_of(cpu);
+
+	join_cpu(ts, cpu, enq_flags);
+	if (enq_flags & SCX_ENQ_WAKEUP && preempt_for(p, ts, state, enq_flags)) {
+		note_preemption(state, p, ts);
+		return;
+	}
+
+	if (cpu_weight_enabled)
+		limit_debt(ts, cpu);
+	queue_here(p, ts, cpu, enq_flags);
+	offer_task(p, ts, cpu, enq_flags);
+}
+
+#endif /* __MAGPIE_ENQUEUE_BPF_H */

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * run.bpf.h - operations: a task begins to run, ticks, and stops; a CPU goes idle.
+ *
+ *   running -> tick, tick, ... -> stopping       another class takes the CPU: lose_tick()
+ *                                 |
+ *                        no task: update_idle(true) ... update_idle(false)
+ */
+#ifndef __MAGPIE_RUN_BPF_H
+#define __MAGPIE_RUN_BPF_H
+
+/* Join this CPU's clock if the task was taken from another CPU's queue; whether it is in turn. */
+static __always_inline bool arrive(struct task_state *ts, s32 cpu)
+{
+	if (ts->cpu == cpu)
+		return true;
+
+	join_after_move(ts, cpu);
+	return !scx_bpf_dsq_nr_queued(cpu);
+}
+
+/* A real-time task has the CPU: its ticks do not reach us, and advertise no queued task. */
+static __always_inline void lose_ticks(s32 cpu)
+{
+	WRITE_ONCE(state_of(cpu)->has_no_tick, 1);
+	forget_tick(state_of(cpu));
+}
+
+static __always_inline void regain_ticks(struct cpu_state *state)
+{
+	if (state->has_no_tick)
+		WRITE_ONCE(state->has_no_tick, 0);
+}
+
+/* A tick: end the slice of a task that must leave this CPU; whether it must. */
+static __always_inline bool evict_at_tick(struct task_struct *p, struct cpu_state *state, s32 cpu)
+{
+	if (!preferred_enabled)
+		return false;
+
+	note_tick(state);
+	if (!must_leave(p, cpu))
+		return false;
+
+	scx_bpf_task_set_slice(p, 0);
+	return true;
+}
+
+/*
+ * The last moment at which a task could have been queued unseen: a search for work drops the
+ * runqueue lock while this CPU does not yet look idle to wakers. From here on, a wakeup on this
+ * runqueue finds the idle task running and reschedules it.
+ */
+static __always_inline void rescue_at_idle(struct cpu_state *state, s32 cpu)
+{
+	u32 missed = look_again(state);
+
+	if (missed)
+		WRITE_ONCE(state->must_search, missed);
+	if (missed || scx_bpf_dsq_nr_queued(cpu)) {
+		count_event(state, EVENT_RESCUE, 1);
+		scx_bpf_kick_cpu(cpu, 0);
+	}
+}
+
+static __always_inline void enter_idle(struct cpu_state *state, s32 cpu)
+{
+	begin_idle(state);
+	note_waiting(cpu, 0);
+	idle_begins(state, cpu);
+	note_idle(state);
+	rescue_at_idle(state, cpu);
+}
+
+static __always_inline void leave_idle(struct cpu_state *state, s32 cpu)
+{
+	end_idle(state);
+	catch_up_clock(state, cpu);
+	idle_ends(state);
+	note_busy(state);
+}
+
+#endif /* __MAGPIE_RUN_BPF_H */

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * wakeup.bpf.h - mechanism "wakeup": where a woken task runs.
+ *
+ * Idea ("Prefer the previous cpu for wakeup", v7, Linux kernel list): with half of the CPUs busy or
+ * fewer, the kernel wakes tasks on the idle sibling of a busy core, or moves them from core to core,
+ * while whole cores idle. The task's previous CPU comes first, if its core is idle, and then the CPU
+ * before that.
+ *
+ *   previous CPU, core idle?                                 --yes--> there
+ *   recent CPU, in the waker's LLC, core idle?               --yes--> there
+ *   sync, and the waker leaves an idle core behind?          --yes--> waker's queue
+ *   idle core in the LLC?                                    --yes--> there
+ *   idle core in another LLC, for a new task or long bursts? --yes--> there
+ *   idle CPU in the LLC?                                     --yes--> there
+ *   idle CPU in another LLC, and worth the move?             --yes--> there
+ *   otherwise: the previous CPU's queue
+ *
+ * portable/placement.h has this order. Only CPUs that the task may use count, and only preferred
+ * ones if it may use any. For a task with long bursts, a core also counts as idle if only the waker
+ * runs there and is expected to sleep next. Otherwise workers that a messenger wakes from the only
+ * free core share another core for good, because the messenger's core is never idle when they wake.
+ * A task that is sent to an idle CPU does not pass the queue.
+ *
+ * How many CPUs a search looks at, each waking CPU learns: twice as many after a success, half after
+ * a failure. A search for an idle core looks at all CPUs of the LLC, but only if a core there has
+ * become idle since the last search that found none, as in the kernel. So a wakeup in a busy LLC
+ * wastes little time.
+ *
+ * A new task has no previous CPU: the search begins at its parent's, or in another LLC (fork.bpf.h).
+ * On hybrid CPUs a task that uses up its slices wants a fast core, but takes a slow idle one before
+ * it waits.
+ *
+ * What it does not do: move a task of another LLC closer to its waker while its own LLC has an idle
+ * CPU, as the kernel's wake_affine() does.
+ */
+#ifndef __MAGPIE_WAKEUP_BPF_H
+#define __MAGPIE_WAKEUP_BPF_H
+
+/*
+ * Tasks with shorter bursts stay in the LLC if the task on their previous CPU is expected to sleep
+ * soon. Behind a CPU hog they would wait for a tick.
+ */
+#define WORTH_MOVING_NS 30000
+
+/*
+ * A task with longer bursts loses less by a cold cache than by sharing a core: the kernel's
+ * migration cost. Otherwise three tasks stay on the two cores of an LLC for ever, beside an LLC with
+ * one task. A new task may turn out to be such a task, and its cache is cold anyway.
+ */
+#define WORTH_A_CORE_NS 500000
+
+/* --no-wakeup: the kernel's choice, on its own masks of idle CPUs. */
+static __always_inline s32 place_plainly(struct task_struct *p, s32 prev_cpu, u64 wake_flags,
+					 bool *is_idle)
+{
+	s32 cpu;
+
+	note_wakeup(state_here(), scx_bpf_now());
+	if (!is_restricted() || !has_preferred(p))
+		return scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, is_idle);
+
+	cpu = pick_idle_preferred(p, prev_cpu, wake_flags);
+	*is_idle = cpu >= 0;
+	return *is_idle ? cpu : queue_for(p, prev_cpu);
+}
+
+/* Choose a CPU in the order above; sets @is_idle if it is claimed. */
+static __always_inline s32 place_on_idle(struct task_struct *p, struct task_state *ts, s32 prev_cpu,
+					 u64 wake_flags, bool *is_idle, u64 *enq_flags)
+{
+	s32 here = bpf_get_smp_processor_id();
+	struct cpu_state *state = state_of(here);
+	u64 now = scx_bpf_now();
+	struct placement at = {
+		.now = now,
+		.previous = wake_flags & SCX_WAKE_FORK ? cpu_for_fork(p, ts, prev_cpu, now)
+						       : prev_cpu,
+		.recent = ts->recent,
+		.waker = here,
+		.looks = state->looks,
+		.is_sync = wake_flags & SCX_WAKE_SYNC,
+		.wants_core = wants_idle_core(),
+		.wants_fast = is_hybrid && ts->avg_burst >= slice_ns / 2,
+		.may_go_far = ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS ||
+			      !READ_ONCE(state_of(prev_cpu)->sleeps_soon),
+		.core_is_worth_it = wants_idle_core() &&
+				    (ts->cpu < 0 || ts->avg_burst >= WORTH_A_CORE_NS),
+		.outlasts_waker = ts->avg_burst >= WORTH_A_CORE_NS,
+		.may_preempt = p->policy != SCHED_IDLE,
+	};
+	u32 step = choose_cpu(&at, p);
+
+	note_wakeup(state, at.now);
+	ts->recent = prev_cpu;
+	ts->woken_from = here;
+	/* Otherwise the compiler bounds one copy of @step and uses another. */
+	barrier_var(step);
+	if (step >= STEP_QUEUE) {
+		if (state->looks > FEWEST_LOOKS)
+			state->looks /= 2;
+		return queue_for(p, prev_cpu);
+	}
+
+	if (step >= STEP_IDLE_CORE && state->looks < MOST_LOOKS)
+		state->looks *= 2;
+	count_event(state, EVENT_WAKE_PREVIOUS + step, 1);
+	*is_idle = step != STEP_WAKER;
+	if (at.preempts)
+		*enq_flags = SCX_ENQ_PREEMPT;
+	return at.cpu;
+}
+
+/* ops.select_cpu(): the CPU for a woken or new task. If it idles, the task runs there next. */
+static __always_inline s32 place_wakeup(struct task_struct *p, s32 prev_cpu, u64 wake_flags)
+{
+	struct task_state *ts = task_state(p);
+	bool is_idle = false;
+	u64 enq_flags = 0;
+	s32 cpu;
+
+	if (!ts)
+		return prev_cpu;
+
+	ts->is_sync_wakeup = wake_flags & SCX_WAKE_SYNC;
+	/* Do not claim an idle CPU for a task that will be parked. */
+	if (is_throttled(p, ts))
+		return prev_cpu;
+
+	if (idle_map_enabled)
+		cpu = place_on_idle(p, ts, prev_cpu, wake_flags, &is_idle, &enq_flags);
+	else
+		cpu = place_plainly(p, prev_cpu, wake_flags, &is_idle);
+
+	if (!is_idle)
+		return cpu;
+
+	join_after_sleep(ts, cpu);
+	count_event(state_here(), EVENT_WAKE_IDLE, 1);
+	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags);
+	return cpu;
+}
+
+#endif /* __MAGPIE_WAKEUP_BPF_H */

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * fair.bpf.h - mechanism "queue", part: vruntimes, clocks and deadlines of tasks and CPUs.
+ *
+ * The only file that writes a task's vruntime or a CPU's clock. portable/fair.h has the arithmetic
+ * and its source.
+ *
+ * A CPU's *clock* is the largest vruntime with which a task, in its turn, began to run there. A CPU
+ * that leaves idle sets its clock to the furthest clock of its LLC. So the clocks of busy CPUs of
+ * an LLC can be compared: a clock that falls behind belongs to a CPU that gives its tasks less,
+ * which balance/balance.bpf.h evens out. Clocks of different LLCs cannot be compared.
+ *
+ *   forks                      -> one slice behind the clock
+ *   wakes, migrates, was parked -> clock - lag, within the bounds of portable/fair.h
+ *   runs                       -> vruntime advances with CPU time over weight
+ *   begins to run              -> the clock follows
+ *   tick                       -> the LLC's clock follows, if it is a millisecond behind
+ *
+ * What it does not do: weights of cgroups. They reach it as the tasks' rates (cgroup/shares.bpf.h).
+ */
+#ifndef __MAGPIE_FAIR_BPF_H
+#define __MAGPIE_FAIR_BPF_H
+
+const volatile u64 slice_ns = 3000000;
+
+/* A task with shorter bursts is expected to sleep next, rather than to use up its slice. */
+#define SLEEPS_SOON_NS 100000
+
+#define CLOCK_STEP_NS 1000000ULL
+
+/* With fewer, senders of hackbench count as hogs, and it takes an eighth longer. */
+#define TICKS_OF_A_HOG 16
+
+/* Half of ops.timeout_ms: the longest that the lightest task may wait beside the heaviest. */
+#define LONGEST_WAIT_NS 15000000000ULL
+
+/* The most that a task may owe, virtual ns; cgroup/shares.bpf.h scales it to the heaviest cgroup. */
+u64 longest_debt_ns = LONGEST_WAIT_NS;
+
+/* The CPU time that the task is expected to use before it sleeps. */
+static __always_inline u64 expected_burst(const struct task_state *ts)
+{
+	return ts->burst > ts->avg_burst ? ts->burst : ts->avg_burst;
+}
+
+/*
+ * Return whether the task is a CPU hog. Ticks count, not CPU time: when the host withholds a vCPU,
+ * its task is charged with that time, and any task would soon be taken for a hog.
+ */
+static __always_inline bool is_hog(const struct task_state *ts)
+{
+	return ts->ticks >= TICKS_OF_A_HOG;
+}
+
+static __always_inline bool is_idle_policy(const struct task_state *ts)
+{
+	return ts->nice_rate == weight_to_rate(IDLE_POLICY_WEIGHT);
+}
+
+static __always_inline u64 request(const struct task_state *ts)
+{
+	return request_of(expected_burst(ts), slice_ns, ts->rate);
+}
+
+static __always_inline u64 deadline_of(const struct task_state *ts)
+{
+	return ts->vruntime + request(ts);
+}
+
+/* The task slept: its burst is complete. */
+static __always_inline void end_burst(struct task_state *ts)
+{
+	ts->avg_burst = average_add(ts->avg_burst, ts->burst);
+	ts->burst = 0;
+	ts->ticks = 0;
+	ts->shares_core = false;
+}
+
+/* The CPU's own clock, or its LLC's if that is further. */
+static __always_inline u64 furthest_clock(const struct cpu_state *state, s32 cpu)
+{
+	return later_of(state->clock, READ_ONCE(llc_state_of(cpu)->clock));
+}
+
+/* The clock that a task joins. An idle CPU's own clock stands still. */
+static __always_inline u64 clock_of(s32 cpu)
+{
+	const struct cpu_state *state = state_of(cpu);
+
+	return READ_ONCE(state->idle_since) ? furthest_clock(state, cpu) : state->clock;
+}
+
+static __always_inline void join_with_lag(struct task_state *ts, s32 cpu, s64 lag)
+{
+	ts->vruntime = clock_of(cpu) - lag;
+	ts->cpu = cpu;
+}
+
+/*
+ * A child owes one slice. If it joined at the clock itself, a chain of tasks that fork and exit
+ * would run for ever before a CPU hog.
+ */
+static __always_inline void join_first(struct task_state *ts, s32 cpu)
+{
+	join_with_lag(ts, cpu, -(s64)slice_ns);
+}
+
+static __always_inline void join_after_sleep(struct task_state *ts, s32 cpu)
+{
+	end_burst(ts);
+	ts->catch_up = 0;
+	if (ts->cpu < 0)
+		join_first(ts, cpu);
+	else
+		join_with_lag(ts, cpu,
+			      lag_after_sleep(clock_of(ts->cpu) - ts->vruntime, slice_ns,
+					      ts->rate));
+}
+
+/*
+ * A task that migrates while it waits keeps what it owes. When migrations forgave debts, one hog of
+ * eight got 40 % more CPU time than its equals, because a vCPU that the host withholds charges its
+ * task with all of that time.
+ *
+ * The task gets at most one slice of its lag at once, the rest by and by. When hogs arrived one
+ * after the other with 50 ms of lag each, a task that sleeps for microseconds at a time waited for
+ * up to 758 ms.
+ */
+static __always_inline void join_after_move(struct task_state *ts, s32 cpu)
+{
+	s64 lag, lead = 0;
+
+	if (ts->cpu < 0) {
+		join_first(ts, cpu);
+		return;
+	}
+
+	if (topology_of(ts->cpu)->llc == topology_of(cpu)->llc)
+		lead = clock_of(cpu) - clock_of(ts->cpu);
+
+	lag = lag_after_move(clock_of(ts->cpu) - ts->vruntime + ts->catch_up, lead);
+	ts->catch_up = lag_to_catch_up(lag, slice_ns, ts->rate);
+	join_with_lag(ts, cpu, lag - ts->catch_up);
+}
+
+/*
+ * The task keeps its debt and loses its credit. With the credit, all tasks of a throttled cgroup
+ * ran before their neighbours as each period began.
+ */
+static __always_inline void join_after_parking(struct task_state *ts, s32 cpu)
+{
+	if (ts->cpu < 0) {
+		join_first(ts, cpu);
+		return;
+	}
+
+	ts->catch_up = 0;
+	join_with_lag(ts, cpu, clamp_lag(clock_of(ts->cpu) - ts->vruntime, -LARGEST_DEBT_NS, 0));
+}
+
+/*
+ * Bound what a task owes by longest_debt_ns. With cgroups of weights 1 and 10000 on two levels, a
+ * task could wait for days, and the kernel's watchdog would end the scheduler after 30 seconds.
+ */
+static __always_inline void limit_debt(struct task_state *ts, s32 cpu)
+{
+	u64 latest = clock_of(cpu) + longest_debt_ns;
+
+	if (is_before(latest, ts->vruntime))
+		ts->vruntime = latest;
+}
+
+/* The task has used CPU time, ns. */
+static __always_inline void advance_vruntime(struct task_state *ts, u64 used)
+{
+	ts->vruntime += charge_with_catch_up(virtual_time(used, ts->rate), &ts->catch_up);
+	ts->burst += used;
+}
+
+static __always_inline void advance_clock(struct cpu_state *state, const struct task_state *ts)
+{
+	state->clock = later_of(state->clock, ts->vruntime);
+}
+
+/* The CPU leaves idle: its next task joins where the LLC is by now. */
+static __always_inline void catch_up_clock(struct cpu_state *state, s32 cpu)
+{
+	state->clock = furthest_clock(state, cpu);
+}
+
+/*
+ * Let the LLC's clock follow this CPU's, unless the running task is light: the clock of a CPU with
+ * a SCHED_IDLE task alone runs 341 times as fast, and would leave every other busy CPU behind.
+ */
+static __always_inline void publish_clock(const struct cpu_state *state,
+					  const struct task_state *current, s32 cpu)
+{
+	u64 *clock = &llc_state_of(cpu)->clock;
+
+	if (current->nice_rate <= NICE_0_RATE && current->rate <= 4 * NICE_0_RATE &&
+	    is_before(READ_ONCE(*clock) + CLOCK_STEP_NS, state->clock))
+		WRITE_ONCE(*clock, state->clock);
+}
+
+#endif /* __MAGPIE_FAIR_BPF_H */
