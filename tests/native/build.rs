@@ -62,6 +62,7 @@ fn main() {
     }
     checked(&portable)
         .file("c/arithmetic_shim.c")
+        .file("c/fair_shim.c")
         .file("c/governor_shim.c")
         .file("c/placement_shim.c")
         .compile("magpie_arithmetic");

@@ -1,12 +1,12 @@
-//! The BPF side's pure logic, tested and measured without a kernel.
+//! The BPF side's arithmetic, tested and measured without a kernel.
 //!
-//! What the scheduler computes without asking the kernel is in `scheduler/src/bpf/portable/*.h`.
-//! These headers compile for BPF and for this machine. Here they are called from Rust, so that they
-//! can be held against models and run under sanitizers by thousands of threads' worth of luck, which
-//! BPF cannot. There is no second implementation of anything that is tested.
+//! The headers in `scheduler/src/bpf/portable/` compute without asking the kernel. They compile for
+//! BPF and for this machine. Here Rust calls them, so that tests can compare them with models and run
+//! them under sanitizers, which BPF has not. Nothing that is tested has a second implementation.
 //!
 //! - [`sparsemask`]: the bitmap over cache lines, in every layout that is measured
 //! - [`arithmetic`]: averages, weights, virtual time
+//! - [`fair`]: lag, requests and deadlines
 //! - [`shares`]: the shares of cgroups
 //! - [`bandwidth`]: the limits of cgroups
 //! - [`governor`]: how many cores a guest should use
@@ -19,6 +19,7 @@
 pub mod arithmetic;
 pub mod bandwidth;
 pub mod contention;
+pub mod fair;
 pub mod governor;
 pub mod placement;
 pub mod shares;

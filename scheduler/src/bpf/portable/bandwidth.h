@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * bandwidth.h - what a cgroup with a limit may still use.
+ * bandwidth.h - how much CPU time a cgroup with a limit may still use.
  *
- * A *budget* of CPU time that each period adds the quota to, up to quota + burst.
- * What was used beyond it is a debt: the budget is negative, and the next periods
- * pay it back. So usage over many periods is the limit, however late a CPU notices
- * that the budget is used up.
+ * Each period adds the quota to the cgroup's *budget*, up to quota + burst. If the cgroup uses more
+ * than its budget, the budget is negative, a debt, which the next periods pay back. So the usage
+ * over many periods equals the limit, however late a CPU notices that the budget is used up.
  */
 #ifndef __MAGPIE_BANDWIDTH_H
 #define __MAGPIE_BANDWIDTH_H
 
 #include "portable.h"
 
-/* Periods for which a quota is added at once, after a long time without use. */
+/* The most periods whose quotas are added at once, after a long time without use. */
 #define MOST_PERIODS 10000ULL
 
 /* Periods that are over at @now, if the current one ends at @end. */
@@ -24,7 +23,7 @@ static inline u64 periods_over(u64 now, u64 end, u64 period)
 	return 1 + (now - end) / period;
 }
 
-/* What these periods add to the budget. */
+/* The CPU time that these periods add to the budget, ns. */
 static inline s64 budget_to_add(s64 budget, u64 periods, u64 quota, u64 burst)
 {
 	s64 most = (s64)(quota + burst);

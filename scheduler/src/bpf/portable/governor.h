@@ -2,23 +2,21 @@
 /*
  * governor.h - how many cores a guest should use, from what the host gives it.
  *
- * A governor is a pure function: once a period it is told what share of the
- * time of the counted CPUs the host took away, and says how many cores to use
- * from now on. No clock, no topology: which cores those are is for others.
+ * A governor is a pure function. Once a period its input is the share of the counted CPUs' time that
+ * the host took, and its result is the number of cores to use from now on. It knows no clock and no
+ * topology; monitor.bpf.h chooses which cores.
  *
  *   step    one core less above `high`, one more below `low`, as published
- *   direct  above `high` at once down to what the host really gave, where three
- *           quarters of a core count as one; below `low` up by 1, 2, 4, ... while
- *           all cores in use are wanted
+ *   direct  above `high` at once down to what the host gave, where three quarters of a core count
+ *           as one; below `low` up by 1, 2, 4, ... while all cores in use are wanted
  *
- * Both probe: the only way to learn that the host has more to give is to ask for
- * it. A probe that was answered with steal time is a failure, and the wait before
- * the next one doubles, up to LONGEST_WAIT periods; one that succeeds with as many
- * cores as failed before halves it. (A success with fewer is no news. When it
- * counted, one core more than 100 was too little to be seen, three more too many,
- * and the two answers in turn kept the wait short for ever.) So on a steady host
- * the number of changes grows with the logarithm of time until probes are
- * LONGEST_WAIT periods apart, and nothing oscillates.
+ * Both probe, because the only way to learn that the host has more to give is to ask for it. If the
+ * host answers with steal time, the probe has failed, and the wait before the next one doubles, up
+ * to LONGEST_WAIT periods. A probe that succeeds with as many cores as failed before halves the
+ * wait. (A success with fewer cores does not count. When it did, one core more than 100 caused too
+ * little steal time to be seen and three more too much, and the two answers in turn kept the wait
+ * short for ever.) So on a steady host probes become rare, and the number of cores does not
+ * oscillate.
  *
  *   steal > high? --yes--> direct: as many given as are used? --yes--> stay
  *        | no                        | no
@@ -46,22 +44,22 @@ enum governor_kind {
 
 struct governor_config {
 	u32 kind;
-	u32 high; /* steal, 1/100 of a percent: above is too much */
-	u32 low; /* below is none */
+	u32 high; /* steal time above this is too much, 1/100 of a percent */
+	u32 low; /* steal time below this counts as none */
 };
 
 struct governor_state {
 	u32 cores; /* in use, 1 .. input.total */
 	u32 wait; /* periods until the next probe */
-	u32 backoff; /* what wait becomes after a failed probe */
+	u32 backoff; /* the next wait after a failed probe */
 	u32 growth; /* cores added by the next probe */
-	u32 failed; /* cores in use when a probe last failed, 0 before */
+	u32 failed; /* cores in use when a probe last failed, or 0 */
 	bool probing; /* the last change was a probe, not yet answered */
 };
 
-/* What was seen in the last period. */
+/* Observed in the last period. */
 struct governor_input {
-	u32 total; /* cores there are, at least 1 */
+	u32 total; /* online cores, at least 1 */
 	u32 steal; /* taken by the host, 1/100 of a percent of the counted time */
 	u32 wanted; /* average of cores busy, 1/100 of a core, steal included */
 	u32 given; /* cores that the host gave while there was work, 1/100 */
@@ -80,7 +78,7 @@ static inline u32 governor_shrink(const struct governor_config *config,
 {
 	u32 given = (input->given + WORTH_KEEPING) / 100;
 
-	/* Giving one up would lose more than the host takes. */
+	/* The guest would lose more by giving up a core than the host takes. */
 	if (config->kind == GOVERNOR_DIRECT && given >= state->cores) {
 		state->probing = false;
 		return state->cores;
@@ -108,7 +106,7 @@ static inline u32 governor_grow(const struct governor_config *config, struct gov
 		return state->cores;
 
 	if (config->kind == GOVERNOR_DIRECT) {
-		/* Nine tenths: a core that waits now and then is in use. */
+		/* Nine tenths: a core that idles now and then counts as in use. */
 		if (input->wanted < state->cores * 90)
 			return state->cores;
 		more = state->growth;

@@ -2,11 +2,11 @@
 /*
  * idle_map.h - which CPUs are idle, without a line that every wakeup writes.
  *
- * Each CPU has a *word* on its own line that says exactly what it is now, and a
- * bit in a sparsemask that says where looking is worth while. The bit is set when
- * the CPU goes idle and stays until its first tick after that: a CPU that naps
- * between two wakeups writes nothing shared. Each LLC counts its bits, and one
- * number counts the LLCs that have any; both change only with bits.
+ * Each CPU has a *word* on its own line that says what the CPU does now, and a bit in a sparsemask
+ * that says whether a look at the word is worth while. The bit is set when the CPU goes idle and
+ * stays until its first tick after it left idle: a CPU with short idle periods writes nothing
+ * shared. Each LLC counts its bits, and one number counts the LLCs that have any; both change only
+ * with bits.
  *
  *   goes idle:  word = free; bit set already? --yes--> done
  *                                 | no
@@ -15,9 +15,9 @@
  *   busy again: word = busy, and the bit stays
  *   tick:       bit set? --yes--> clear it; last of its LLC? --yes--> one LLC less
  *
- * A claim is the time at which it was made. It ends when the CPU wakes up, and of
- * itself after CLAIM_HOLDS_NS: a waker whose task then went elsewhere would hide
- * the CPU for as long as it idles.
+ * A claim is the time at which it was made. It ends when the CPU leaves idle, and by itself after
+ * CLAIM_HOLDS_NS: otherwise a waker whose task went elsewhere would hide the CPU for as long as it
+ * idles.
  */
 #ifndef __MAGPIE_IDLE_MAP_H
 #define __MAGPIE_IDLE_MAP_H
@@ -28,7 +28,7 @@ enum idle_word {
 	IDLE_NOT, /* runs a task */
 	IDLE_FREE,
 	IDLE_OFFLINE, /* its siblings have the core for themselves */
-	IDLE_POLICY, /* runs a SCHED_IDLE task, which any other may preempt */
+	IDLE_POLICY, /* runs a SCHED_IDLE task, which any other task may preempt */
 	IDLE_LAST = IDLE_POLICY, /* above: the time of a claim */
 };
 
@@ -37,7 +37,7 @@ enum idle_word {
 /* How many CPUs of an LLC have their bit set; on a line of its own. */
 struct idle_count {
 	u32 cpus;
-	u32 may_have_core; /* a core has become idle since none was found */
+	u32 may_have_core; /* a core has become idle since a search found none */
 } __attribute__((aligned(64)));
 
 static inline bool is_word_free(u64 word, u64 now)
@@ -45,22 +45,22 @@ static inline bool is_word_free(u64 word, u64 now)
 	return word == IDLE_FREE || (word > IDLE_LAST && (s64)(now - word) > CLAIM_HOLDS_NS);
 }
 
-/* Does not run anything that keeps the rest of its core busy? */
+/* Return whether the CPU leaves its core to its siblings. */
 static inline bool is_word_quiet(u64 word, u64 now)
 {
 	return word == IDLE_OFFLINE || word == IDLE_POLICY || is_word_free(word, now);
 }
 
 /*
- * Take a CPU for one task, so that another waker does not send a second one there.
- * @old is what was read, and found good, before.
+ * Claim a CPU for one task, so that no other waker sends a second one there. @old: the word that
+ * the caller read and found free.
  */
 static inline bool claim_word(u64 *word, u64 old, u64 now)
 {
 	return __sync_val_compare_and_swap(word, old, now) == old;
 }
 
-/* Both return how many writes to shared lines it took, none if the bit was so already. */
+/* Both return the number of writes to shared lines: none if the bit did not change. */
 static inline u32 idle_map_set(struct sparsemask_line *line, u32 place, struct idle_count *llc,
 			       u32 *nr_llcs)
 {

@@ -2,9 +2,9 @@
 /*
  * llc_order.h - the LLCs of a machine, nearest first.
  *
- * LLCs are numbered node by node. Seen from one of them the others of its node come
- * first, then those of other nodes; in both the turn starts behind its own position,
- * so that CPUs of different LLCs do not converge on one.
+ * LLCs are numbered node by node. Seen from one LLC, the others of its node come first, then those
+ * of other nodes. Both rows begin behind the LLC's own position, so that CPUs of different LLCs do
+ * not converge.
  *
  *   node 0: 0 1 2   node 1: 3 4 5   from 1:  2 0 | 4 5 3
  */
@@ -13,7 +13,7 @@
 
 #include "portable.h"
 
-/* The i-th after @position in a ring of @size, both below it. */
+/* The i-th position after @position in a ring; @i and @position are below @size. */
 static inline u32 ring_add(u32 position, u32 i, u32 size)
 {
 	u32 sum = position + i;
@@ -22,8 +22,8 @@ static inline u32 ring_add(u32 position, u32 i, u32 size)
 }
 
 /*
- * The i-th other LLC, from 1, of @all; the node's own are @nr from @first. Those of
- * the node are the first @nr - 1.
+ * The i-th other LLC, from 1. The LLC's node has @nr LLCs, which begin at @first; the machine has
+ * @all. The first @nr - 1 results are in the node.
  */
 static inline u32 llc_by_distance(u32 llc, u32 i, u32 first, u32 nr, u32 all)
 {
@@ -32,7 +32,7 @@ static inline u32 llc_by_distance(u32 llc, u32 i, u32 first, u32 nr, u32 all)
 	if (i < nr)
 		return first + ring_add(position, i, nr);
 
-	/* All others in a row: those after the node, then those before. */
+	/* LLCs of other nodes in a row: those after the node, then those before it. */
 	i -= nr;
 	i = ring_add(i, position < all - nr ? position : 0, all - nr);
 	return ring_add(first, nr + i, all);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * placement.h - in which order a woken task's CPU is looked for.
+ * placement.h - in which order a search for a woken task's CPU asks them.
  *
- * The order and the searches, without saying how a CPU is asked: whoever includes
- * this defines the functions below, the BPF side over the kernel's tasks, the
- * tests over machines that they make up.
+ * The order and the searches, but not how to ask a CPU: the includer defines the functions below.
+ * The BPF side answers from the kernel's tasks (place/search.bpf.h), the native tests from machines
+ * that they make up.
  *
- * Why: see wakeup.bpf.h.
+ * Why this order: see place/wakeup.bpf.h.
  */
 #ifndef __MAGPIE_PLACEMENT_H
 #define __MAGPIE_PLACEMENT_H
@@ -20,7 +20,7 @@ enum wakeup_step {
 	STEP_IDLE_CORE,
 	STEP_IDLE_CPU,
 	STEP_BEYOND,
-	STEP_QUEUE, /* nothing idles: wait at the previous CPU */
+	STEP_QUEUE, /* no CPU idles: wait at the previous CPU */
 };
 
 #define NO_CPU (~0U)
@@ -29,73 +29,74 @@ struct task_struct;
 
 struct placement {
 	u64 now;
-	u32 previous; /* CPU, as all of these */
-	u32 recent; /* where it ran before that, or NO_CPU */
+	u32 previous; /* CPU, as are the next two */
+	u32 recent; /* the CPU before the previous one, or NO_CPU */
 	u32 waker;
-	u32 looks; /* CPUs that a search of one LLC looks at, unless for an idle core */
-	bool is_sync; /* the waker says that it is about to sleep */
+	u32 looks; /* how many CPUs a search of one LLC asks, unless for an idle core */
+	bool is_sync; /* a sync wakeup: the waker says that it will sleep soon */
 	bool wants_core; /* idle cores before idle CPUs */
-	bool wants_fast; /* no CPU of low capacity, as long as there are others */
-	bool may_go_far; /* worth being moved to another LLC */
-	bool core_is_worth_it; /* ... rather than to share a core at home */
-	bool outlasts_waker; /* where it shares a core with a waker that is about to sleep */
-	bool may_preempt; /* a SCHED_IDLE task, so that its CPU counts as idle */
+	bool wants_fast; /* a slow CPU only if no fast one is idle */
+	bool may_go_far; /* a move to another LLC is worth its cost */
+	bool core_is_worth_it; /* ... if it would share a core in its LLC */
+	bool outlasts_waker; /* may share the core of a waker that will sleep soon */
+	bool may_preempt; /* a CPU that runs a SCHED_IDLE task counts as idle */
 
-	/* Of the search. */
-	bool only_perfect; /* nothing second best */
+	/* State and result of the search. */
+	bool only_perfect; /* do not take the second best */
 	u32 cpu; /* found */
-	u32 second_best; /* idle, but not all that is wanted */
-	bool preempts; /* a SCHED_IDLE task runs on the found one */
+	u32 second_best; /* idle, but not perfect; or NO_CPU */
+	bool preempts; /* a SCHED_IDLE task runs on the found CPU */
 };
 
 #define __by_includer __attribute__((visibility("hidden")))
 
-/* Whether the task may run there, and should. */
+/* Return whether the task may run there, and the CPU is preferred if it may use any such. */
 __by_includer bool may_place(const struct task_struct *task, u32 cpu);
-/* Whether the CPU is as fast as the task wants it. */
+/* Return whether the CPU is a fast one. */
 __by_includer bool is_fast(u32 cpu);
-/* Whether the CPU is idle now and nobody else has claimed it. */
+/* Return whether the CPU is idle now and no other waker has claimed it. */
 __by_includer bool is_free(const struct placement *at, u32 cpu);
-/* Claims it if it is free, and says whether it preempts there. */
+/* Claim the CPU if it is free; set at->preempts; return whether it is claimed. */
 __by_includer bool claim_cpu(struct placement *at, u32 cpu);
-/* Whether no other CPU of the core runs anything. */
+/* Return whether no other CPU of the core runs anything. */
 __by_includer bool is_alone_on_core(u32 cpu);
 __by_includer bool are_siblings(u32 cpu, u32 other);
-/* Whether the waker leaves its CPU to the task when it goes to sleep. */
+/* Return whether the waker is expected to sleep soon, and no other task waits for its CPU. */
 __by_includer bool leaves_cpu(const struct placement *at);
 __by_includer u32 cpu_to_llc(u32 cpu);
-/* The other LLCs, nearest first: the i-th from this one, from 1. */
+/* The i-th other LLC, nearest first, from 1. */
 __by_includer u32 nth_llc(u32 llc, u32 i);
 __by_includer u32 count_llcs(void);
-/* Any idle CPU there, or recently? And in any LLC but this one? */
+/* Return whether the map has an idle CPU in this LLC; in any other LLC. */
 __by_includer bool has_llc_idle(u32 llc);
 __by_includer bool have_others_idle(u32 llc);
-/* Whether an idle core may be there: one has become idle since the last "no". */
+/* Return whether a core of the LLC has become idle since the last search that found none. */
 __by_includer bool may_have_idle_core(u32 llc);
 __by_includer void note_no_idle_core(u32 llc);
 __by_includer u32 size_of_llc(u32 llc);
-/* A visit of the CPUs that may be idle, and the next of them or NO_CPU. */
+/* Begin a visit of the CPUs that may be idle; return the next of them, or NO_CPU. */
 __by_includer void begin_visit(struct sparsemask_visit *visit, u32 llc, u32 near_cpu);
 __by_includer u32 visit_idle(struct sparsemask_visit *visit);
 
-/* Nothing else runs on the core, but the waker, and for the last moment. */
+/* Return whether only the waker runs on the core, and is expected to sleep soon. */
 static inline bool is_left_alone(const struct placement *at, u32 cpu)
 {
 	return at->outlasts_waker && cpu != at->waker && are_siblings(cpu, at->waker) &&
 	       is_alone_on_core(at->waker) && leaves_cpu(at);
 }
 
+/* Return whether the CPU is all that the task wants. */
 static inline bool is_perfect(const struct placement *at, u32 cpu)
 {
 	return (!at->wants_core || is_alone_on_core(cpu) || is_left_alone(at, cpu)) &&
 	       (!at->wants_fast || is_fast(cpu));
 }
 
-/* One CPU that is known by name. */
+/* Claim one given CPU if it is perfect; whether it is claimed. */
 __proved_once bool take(struct placement *at __arg_nonnull, struct task_struct *task __arg_trusted,
 			u32 cpu)
 {
-	/* The cheapest question first: on a busy machine it is also the last. */
+	/* The cheapest question comes first: on a busy machine it is also the last. */
 	if (!is_free(at, cpu) || !may_place(task, cpu) || !is_perfect(at, cpu) ||
 	    !claim_cpu(at, cpu))
 		return false;
@@ -104,6 +105,7 @@ __proved_once bool take(struct placement *at __arg_nonnull, struct task_struct *
 	return true;
 }
 
+/* Claim the second best CPU, if there is one. Returns the step. */
 static inline int take_second_best(struct placement *at)
 {
 	if (at->second_best == NO_CPU || !claim_cpu(at, at->second_best))
@@ -114,14 +116,13 @@ static inline int take_second_best(struct placement *at)
 }
 
 /*
- * The CPUs of an LLC that may be idle, from near another CPU and once around, so
- * that wakers do not converge. The first that is all that is wanted, or else the first
- * that is idle.
+ * Search an LLC: claim the first perfect CPU, else the first idle one. Returns the step. The search
+ * begins near @near_cpu and goes once around, so that wakers do not converge.
  *
- * For an idle core all are looked at, but only where there may be one: a search that
- * finds none says so, and saves others the same. Without that, each wakeup on a machine
- * whose cores were all in use asked up to 64 CPUs for their siblings, and hackbench
- * spent a quarter of its CPU time in wakeups. For any idle CPU, at->looks are enough.
+ * A search for an idle core asks all CPUs, but only if there may be one: a search that finds none
+ * notes that, and saves others the same. Without the note, each wakeup on a machine whose cores were
+ * all in use asked up to 64 CPUs for their siblings, and hackbench spent a quarter of its CPU time
+ * in wakeups. A search for any idle CPU asks at->looks CPUs.
  */
 __proved_once int search_llc(struct placement *at __arg_nonnull,
 			     struct task_struct *task __arg_trusted, u32 llc, u32 near_cpu)
@@ -129,7 +130,7 @@ __proved_once int search_llc(struct placement *at __arg_nonnull,
 	bool for_core = at->wants_core && may_have_idle_core(llc);
 	bool settles = at->wants_core && !for_core && !at->wants_fast && !at->outlasts_waker;
 	u32 most = for_core ? size_of_llc(llc) + 1 : at->looks;
-	/* Who wants more or may use less does not speak for others. */
+	/* Only an unrestricted search may record that there is no idle core. */
 	bool none_there = for_core && !at->wants_fast && at->may_preempt;
 	bool found = false;
 	struct sparsemask_visit visit;
@@ -170,7 +171,9 @@ __proved_once int search_llc(struct placement *at __arg_nonnull,
 	return at->only_perfect ? STEP_QUEUE : take_second_best(at);
 }
 
-/* The waker's LLC first, where what it wrote is in the cache; then all, nearest first. */
+/*
+ * Search the other LLCs: first the waker's, whose cache has what it wrote; then all, nearest first.
+ */
 __proved_once int search_beyond(struct placement *at __arg_nonnull,
 				struct task_struct *task __arg_trusted, u32 llc)
 {
@@ -197,7 +200,7 @@ __proved_once int search_beyond(struct placement *at __arg_nonnull,
 	return found ? STEP_BEYOND : STEP_QUEUE;
 }
 
-/* Any idle CPU, nearest to the previous one first. */
+/* Search for an idle CPU, near the previous one first. Returns the step. */
 __proved_once int search_idle(struct placement *at __arg_nonnull,
 			      struct task_struct *task __arg_trusted)
 {
@@ -226,8 +229,8 @@ __proved_once int search_idle(struct placement *at __arg_nonnull,
 }
 
 /*
- * The whole order. at->cpu is the CPU, claimed unless the step is STEP_WAKER or
- * STEP_QUEUE.
+ * The whole order. Returns the step; at->cpu is the CPU, which is claimed unless the step is
+ * STEP_WAKER or STEP_QUEUE.
  */
 static inline int choose_cpu(struct placement *at, struct task_struct *task)
 {

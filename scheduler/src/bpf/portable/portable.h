@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * portable.h - lets the same pure logic compile for BPF and for the host.
+ * portable.h - lets the same arithmetic compile for BPF and for the host.
  *
- * The headers beside this one hold logic without kernel calls. The BPF unit
- * includes them after vmlinux.h; tests/native includes them with a C compiler
- * and its sanitizers. What differs between the two worlds is named here, once.
+ * The headers beside this one hold arithmetic without kernel calls. The BPF unit includes them after
+ * vmlinux.h. tests/native includes them with a C compiler and its sanitizers. This file has all
+ * differences between the two.
  */
 #ifndef __MAGPIE_PORTABLE_H
 #define __MAGPIE_PORTABLE_H
 
 #ifdef __bpf__
 
-/* The verifier proves that this loop ends; a plain one would be unrolled. */
+/* The verifier proves that this loop ends. The compiler would unroll a plain one. */
 #define for_bounded(i, from, to) bpf_for(i, from, to)
 
-/* A global function: the verifier proves it once, and not at every use. */
+/* A global function: the verifier proves it once, not at every use. */
 #define __proved_once __noinline
 
 #else
@@ -31,16 +31,15 @@ typedef int64_t s64;
 
 #define for_bounded(i, from, to) for ((i) = (from); (i) < (to); (i)++)
 
-/* What the verifier is told, of variables and of arguments. */
+/* Hints for the verifier, of variables and of arguments. */
 #define barrier_var(var)
 #define __proved_once static inline
 #define __arg_trusted
 #define __arg_nonnull
 
 /*
- * Relaxed atomics and not volatile accesses: that is what they mean, and the
- * thread sanitizer then reports every access to shared memory that is neither
- * marked nor atomic. A test may define its own first, to count.
+ * Relaxed atomics rather than volatile accesses: the thread sanitizer then reports every access to
+ * shared memory that is neither marked nor atomic. A test may define its own first, to count loads.
  */
 #ifndef READ_ONCE
 #define READ_ONCE(x) __atomic_load_n(&(x), __ATOMIC_RELAXED)

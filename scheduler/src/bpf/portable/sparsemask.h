@@ -2,10 +2,9 @@
 /*
  * sparsemask.h - a bitmap that spreads its bits over cache lines.
  *
- * Why: CPUs announce their state (overloaded, idle) in masks that other CPUs
- * visit at the same time. In a plain bitmap 512 CPUs share one cache line, and
- * every announcement takes that line from every reader. Here a line carries
- * only CPUS_PER_LINE bits, so that writers disturb few others.
+ * CPUs announce their state (overloaded, idle) in maps that other CPUs visit at the same time. In a
+ * plain bitmap 512 CPUs share one cache line, and every announcement takes that line from every
+ * reader. Here a line has only CPUS_PER_LINE bits, so that a writer disturbs few others.
  *
  * Source of the idea: the sparsemask of the series "steal tasks to improve CPU
  * utilization" (RFC v5) on the Linux kernel list.
@@ -15,14 +14,13 @@
  *           | line 0, 64 byte | line 1, 64 byte | ...
  *           +-----------------+-----------------+
  *
- * Setting a set bit and clearing a clear one write nothing. Set and clear are
- * atomic against each other; a visit sees each bit as it was at some moment
- * during the visit, which is all that a search for work needs.
+ * To set a set bit, or to clear a clear one, writes nothing. Set and clear are atomic against each
+ * other. A visit sees each bit as it was at some moment during the visit, which is enough for a
+ * search.
  *
- * What it does not do: keep a summary of its lines. A visit reads every line of
- * its range once and stops at every set bit; ranges are one LLC, which is a
- * handful of lines, and a summary would be the shared line that this structure
- * exists to avoid.
+ * What it does not do: keep a summary of its lines. A visit reads every line of its range once. A
+ * range is one LLC, which is a handful of lines, and a summary would be the shared line that this
+ * structure avoids.
  */
 #ifndef __MAGPIE_SPARSEMASK_H
 #define __MAGPIE_SPARSEMASK_H
@@ -30,8 +28,8 @@
 #include "portable.h"
 
 /*
- * The benchmark compiles other layouts, to compare: docs/sparsemask.md says why
- * it is 8. Lines of 8 bytes with 64 bits each are a plain bitmap.
+ * The benchmark compiles other layouts to compare; docs/sparsemask.md says why there are 8 bits.
+ * Lines of 8 bytes with 64 bits each are a plain bitmap.
  */
 #ifndef SPARSEMASK_BITS
 #define SPARSEMASK_BITS 8 /* bits a line, at most 64 */
@@ -54,7 +52,7 @@ static inline bool sparsemask_line_test(const struct sparsemask_line *line, u32 
 	return READ_ONCE(((struct sparsemask_line *)line)->bits) & sparsemask_bit(place);
 }
 
-/* Returns whether this call changed the bit. */
+/* Return whether this call changed the bit. */
 static inline bool sparsemask_line_set(struct sparsemask_line *line, u32 place)
 {
 	u64 bit = sparsemask_bit(place);
@@ -65,7 +63,7 @@ static inline bool sparsemask_line_set(struct sparsemask_line *line, u32 place)
 	return !(__sync_fetch_and_or(&line->bits, bit) & bit);
 }
 
-/* Returns whether this call changed the bit. */
+/* Return whether this call changed the bit. */
 static inline bool sparsemask_line_clear(struct sparsemask_line *line, u32 place)
 {
 	u64 bit = sparsemask_bit(place);
@@ -77,9 +75,9 @@ static inline bool sparsemask_line_clear(struct sparsemask_line *line, u32 place
 }
 
 /*
- * The position of the lowest set bit of a non-zero word: how many ones its predecessor
- * has below it. BPF has no instruction for either before cpu v4. Without branches, which
- * the verifier would follow two ways each, at every use.
+ * The position of the lowest set bit of a non-zero word, which is the number of ones in the bits
+ * below it. BPF has no instruction for either. Without branches, because the verifier would follow
+ * each of them both ways at every use.
  */
 static inline u32 sparsemask_lowest(u64 bits)
 {
@@ -92,8 +90,8 @@ static inline u32 sparsemask_lowest(u64 bits)
 }
 
 /*
- * The first set place in [from, end), or end. nr_lines is the size of the
- * array: a place beyond it does not exist, and the verifier wants to see that.
+ * The first set place in [from, end), or end. @nr_lines: the size of the array, so that the verifier
+ * sees that no access is beyond it.
  */
 static inline u32 sparsemask_next(struct sparsemask_line *lines, u32 nr_lines, u32 from, u32 end)
 {
@@ -102,12 +100,12 @@ static inline u32 sparsemask_next(struct sparsemask_line *lines, u32 nr_lines, u
 	u64 bits = 0;
 	u32 place;
 
-	/* Or the compiler compares @from, from which the verifier learns nothing of the line. */
+	/* Otherwise the compiler compares @from, which tells the verifier nothing of @line. */
 	barrier_var(line);
 	if (line < nr_lines)
 		bits = READ_ONCE(lines[line].bits) & ~0ULL << (from % SPARSEMASK_BITS);
 
-	/* A core and a small LLC are within a line: searches there pay for no loop. */
+	/* A core, and a small LLC, is within one line: a search there needs no loop. */
 	if (!bits && line + 1 < last) {
 		u32 next;
 
@@ -131,16 +129,16 @@ static inline u32 sparsemask_next(struct sparsemask_line *lines, u32 nr_lines, u
 }
 
 /*
- * A visit of the set places of [first, end) that begins at @start and goes once
- * around: [start, end) and then [first, start). Searchers that begin at their
- * own positions do not all fight for the first set place.
+ * A visit of the set places of [first, end) that begins at @start and goes once around: [start, end)
+ * and then [first, start). Searchers that begin at their own positions do not all compete for the
+ * first set place.
  */
 struct sparsemask_visit {
-	u32 from, end; /* what it searches now */
-	u32 first, start; /* what it searches after the end */
+	u32 from, end; /* left to search now */
+	u32 first, start; /* to search after that */
 };
 
-/* A @start outside of the range means its beginning. */
+/* A @start outside of the range means the first place. */
 static inline struct sparsemask_visit sparsemask_visit_begin(u32 first, u32 end, u32 start)
 {
 	struct sparsemask_visit visit = { start, end, first, start };
@@ -151,7 +149,7 @@ static inline struct sparsemask_visit sparsemask_visit_begin(u32 first, u32 end,
 	return visit;
 }
 
-/* The next set place; false if there is none and the visit is over. */
+/* Find the next set place; false if there is none and the visit is over. */
 static inline bool sparsemask_visit_next(struct sparsemask_visit *visit,
 					 struct sparsemask_line *lines, u32 nr_lines, u32 *place)
 {

@@ -2,10 +2,9 @@
 /*
  * weight.h - from nice values to virtual time.
  *
- * A task of weight w that runs for t nanoseconds advances its virtual runtime
- * by t * 1024 / w. The table is the kernel's sched_prio_to_weight[]: ten per
- * cent of CPU time for each nice level. scx.weight is not used because it is
- * rounded to the cgroup scale (nice 19 becomes 1 of 100, 46 % too little).
+ * The vruntime of a task of weight w that runs for t nanoseconds advances by t * 1024 / w. The table
+ * is the kernel's sched_prio_to_weight[]: ten per cent of CPU time for each nice level. scx.weight is
+ * not used because it is rounded to the cgroup scale (nice 19 becomes 1 of 100, 46 % too little).
  */
 #ifndef __MAGPIE_WEIGHT_H
 #define __MAGPIE_WEIGHT_H
@@ -35,9 +34,9 @@ static inline u64 weight_to_rate(u32 weight)
 }
 
 /*
- * ns * rate, without the fraction. In two parts, because the product does not
- * fit: a SCHED_IDLE task that ran for 52 seconds would be charged next to
- * nothing. The result is exact for spans of up to half a year at any weight.
+ * ns * rate, without the fraction. In two parts, because the product does not fit into 64 bits: a
+ * SCHED_IDLE task that ran for 52 seconds would be charged next to nothing. The result is exact for
+ * spans of up to half a year at any weight.
  */
 static inline u64 virtual_time(u64 ns, u64 rate)
 {

@@ -90,9 +90,9 @@ static __always_inline u64 clock_of(s32 cpu)
 	return READ_ONCE(state->idle_since) ? furthest_clock(state, cpu) : state->clock;
 }
 
-static __always_inline void join_with_lag(struct task_state *ts, s32 cpu, s64 lag)
+static __always_inline void join_with_lag(struct task_state *ts, s32 cpu, u64 clock, s64 lag)
 {
-	ts->vruntime = clock_of(cpu) - lag;
+	ts->vruntime = clock - lag;
 	ts->cpu = cpu;
 }
 
@@ -100,21 +100,25 @@ static __always_inline void join_with_lag(struct task_state *ts, s32 cpu, s64 la
  * A child owes one slice. If it joined at the clock itself, a chain of tasks that fork and exit
  * would run for ever before a CPU hog.
  */
-static __always_inline void join_first(struct task_state *ts, s32 cpu)
+static __always_inline void join_first(struct task_state *ts, s32 cpu, u64 clock)
 {
-	join_with_lag(ts, cpu, -(s64)slice_ns);
+	join_with_lag(ts, cpu, clock, -(s64)slice_ns);
 }
 
 static __always_inline void join_after_sleep(struct task_state *ts, s32 cpu)
 {
+	u64 clock = clock_of(cpu);
+	s64 lag;
+
 	end_burst(ts);
 	ts->catch_up = 0;
-	if (ts->cpu < 0)
-		join_first(ts, cpu);
-	else
-		join_with_lag(ts, cpu,
-			      lag_after_sleep(clock_of(ts->cpu) - ts->vruntime, slice_ns,
-					      ts->rate));
+	if (ts->cpu < 0) {
+		join_first(ts, cpu, clock);
+		return;
+	}
+
+	lag = clock_of(ts->cpu) - ts->vruntime;
+	join_with_lag(ts, cpu, clock, lag_after_sleep(lag, slice_ns, ts->rate));
 }
 
 /*
@@ -128,19 +132,20 @@ static __always_inline void join_after_sleep(struct task_state *ts, s32 cpu)
  */
 static __always_inline void join_after_move(struct task_state *ts, s32 cpu)
 {
-	s64 lag, lead = 0;
+	u64 clock = clock_of(cpu);
+	u64 left;
+	s64 lag;
 
 	if (ts->cpu < 0) {
-		join_first(ts, cpu);
+		join_first(ts, cpu, clock);
 		return;
 	}
 
-	if (topology_of(ts->cpu)->llc == topology_of(cpu)->llc)
-		lead = clock_of(cpu) - clock_of(ts->cpu);
-
-	lag = lag_after_move(clock_of(ts->cpu) - ts->vruntime + ts->catch_up, lead);
+	left = clock_of(ts->cpu);
+	lag = lag_after_move(left - ts->vruntime + ts->catch_up,
+			     topology_of(ts->cpu)->llc == topology_of(cpu)->llc ? clock - left : 0);
 	ts->catch_up = lag_to_catch_up(lag, slice_ns, ts->rate);
-	join_with_lag(ts, cpu, lag - ts->catch_up);
+	join_with_lag(ts, cpu, clock, lag - ts->catch_up);
 }
 
 /*
@@ -149,13 +154,17 @@ static __always_inline void join_after_move(struct task_state *ts, s32 cpu)
  */
 static __always_inline void join_after_parking(struct task_state *ts, s32 cpu)
 {
+	u64 clock = clock_of(cpu);
+	s64 lag;
+
 	if (ts->cpu < 0) {
-		join_first(ts, cpu);
+		join_first(ts, cpu, clock);
 		return;
 	}
 
 	ts->catch_up = 0;
-	join_with_lag(ts, cpu, clamp_lag(clock_of(ts->cpu) - ts->vruntime, -LARGEST_DEBT_NS, 0));
+	lag = clock_of(ts->cpu) - ts->vruntime;
+	join_with_lag(ts, cpu, clock, clamp_lag(lag, -LARGEST_DEBT_NS, 0));
 }
 
 /*

@@ -201,11 +201,12 @@ static __always_inline bool is_still_first(const struct task_state *ts, s32 cpu)
  */
 static __always_inline void publish_deadline(struct cpu_state *state, const struct task_state *ts)
 {
+	bool is_unprotected = is_idle_policy(ts);
 	u64 deadline = 0;
 
-	if (is_idle_policy(ts) || ts->burst >= slice_ns) {
+	if (is_unprotected || ts->burst >= slice_ns) {
 		deadline = state->clock + request(ts);
-		state->running_since = is_idle_policy(ts) || is_hog(ts) ? 0 : scx_bpf_now();
+		state->running_since = is_unprotected || is_hog(ts) ? 0 : scx_bpf_now();
 	}
 	if (state->deadline != deadline)
 		WRITE_ONCE(state->deadline, deadline);
