@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use magpie_lab::{GuestOptions, KernelChoice, Machine};
+use magpie_lab::{GuestOptions, KernelChoice, Machine, files};
 use serde::{Deserialize, Serialize};
 
 use crate::candidate::{self, Candidate};
@@ -118,7 +118,7 @@ pub fn run(args: &Args) -> Result<()> {
             "the kernel's own scheduler has no BPF programs; name sched_ext schedulers in --sched"
         );
     }
-    let load = candidate::find_program("magpie-load")
+    let load = files::find_program("magpie-load")
         .context("magpie-load is not built: cargo build --release")?;
     let mut files = vec![load];
     for candidate in &candidates {

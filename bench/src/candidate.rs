@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-pub use magpie_lab::files::find_program;
+use magpie_lab::files;
 
 use crate::report::BASELINE;
 
@@ -178,7 +178,7 @@ pub fn find_scheduler(name: &str) -> Result<PathBuf> {
         "scx_magpie" => "build it: cargo build --release -p scx_magpie".into(),
         peer => format!("install it: magpie bench peers install {peer}"),
     };
-    find_program(name).with_context(|| {
+    files::find_program(name).with_context(|| {
         format!("no scheduler `{name}` in target/release, target/peers/bin or PATH; {remedy}")
     })
 }

@@ -7,17 +7,13 @@ use anyhow::Result;
 pub use crate::options::Args;
 
 use crate::compare::{Gate, compare};
-use crate::file;
-use crate::interrupt;
 use crate::options::{Command, Compare, Measure, Merge};
 use crate::plan::Plan;
 use crate::progress::Progress;
 use crate::reference::{self, Names, Published};
 use crate::report::Report;
-use crate::suite;
 use crate::table::{Style, render};
-use crate::workload;
-use crate::{callbacks, html, peers, plot, shard, show};
+use crate::{callbacks, file, html, interrupt, peers, plot, shard, show, suite, workload};
 
 /// Exit code of a gate that fails, and of a run in which a scheduler or workload failed.
 const FAILED: u8 = 1;

@@ -8,14 +8,11 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use crate::curve;
-use crate::file;
-use crate::occupancy;
 use crate::provenance::Values;
 use crate::report::{BASELINE, Report, Row};
 use crate::stats::{Average, Better, Verdict, variation_percent};
-use crate::strip;
 use crate::table::{Relation, mark, relate, significant};
+use crate::{curve, file, occupancy, strip};
 
 const STYLE: &str = "
 body { font: 15px/1.45 system-ui, sans-serif; color: #1b1f24; background: #fff; max-width: 62rem;

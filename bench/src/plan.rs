@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use magpie_lab::{GuestOptions, KernelChoice, Machine};
+use magpie_lab::{GuestOptions, KernelChoice, Machine, files};
 
 use crate::candidate::{self, Candidate};
 use crate::options::Measure;
@@ -268,13 +268,12 @@ fn find_programs(place: Where, suite: &mut Suite) -> Result<Vec<PathBuf>> {
             if place != Where::Host && workload.package.is_some() && !is_ours(name) {
                 continue;
             }
-            let program =
-                candidate::find_program(name).with_context(|| match &workload.package {
-                    Some(package) if !is_ours(name) => {
-                        format!("{name} is not installed: apt-get install {package}")
-                    }
-                    _ => format!("{name} is not built: cargo build --release"),
-                })?;
+            let program = files::find_program(name).with_context(|| match &workload.package {
+                Some(package) if !is_ours(name) => {
+                    format!("{name} is not installed: apt-get install {package}")
+                }
+                _ => format!("{name} is not built: cargo build --release"),
+            })?;
             let program = put(program)?;
             if name == workload.program() {
                 cases
@@ -386,7 +385,7 @@ mod tests {
         };
         let Ok(programs) = find_programs(Where::Vm, &mut suite) else {
             // Not built: that is said, and is not what is tested here.
-            return assert!(candidate::find_program("magpie-load").is_none());
+            return assert!(files::find_program("magpie-load").is_none());
         };
         assert_eq!(programs.len(), 1, "{programs:?}");
         assert!(programs[0].ends_with("magpie-load"));

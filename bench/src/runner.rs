@@ -18,13 +18,11 @@ use anyhow::{Result, anyhow};
 
 use crate::candidate::Candidate;
 use crate::counters::{Counters, Reading, mean};
-use crate::interrupt;
-use crate::occupancy;
 use crate::place::Place;
 use crate::provenance::Values;
 use crate::report::{BASELINE, Curve, Occupancy, Report, Row};
-use crate::shard;
 use crate::workload::{Case, Metric, Workload};
+use crate::{interrupt, occupancy, shard};
 
 /// Schedulers, workloads and rounds of a measurement.
 pub struct Suite {

@@ -6,16 +6,12 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::callbacks::{self, Costs};
-use crate::counters;
-use crate::file;
-use crate::html;
 use crate::options::{Show, ShowCounters};
-use crate::page;
-use crate::plot;
 use crate::provenance::Origin;
 use crate::reference::{self, Names};
 use crate::report::Report;
 use crate::table::{self, Style};
+use crate::{counters, file, html, page, plot};
 
 /// The content of a result file.
 enum Results {

@@ -4,10 +4,11 @@
 //! A/A: the same scheduler twice, under the kinds of noise that benchmarks have. At most one row in
 //! twenty may be called different. A/B: one is 5 % slower. It must be found.
 
+use std::collections::BTreeMap;
+
 use magpie_bench::report::{BASELINE, Report, Row};
 use magpie_bench::stats::Verdict;
 use magpie_bench::table::{Relation, relate};
-use std::collections::BTreeMap;
 
 /// Draws one sample of about 1.
 type Noise = fn(&mut fastrand::Rng) -> f64;

@@ -1,8 +1,9 @@
 //! The `magpie` command: stock kernels in virtual machines (`magpie lab`), measurements (`magpie
 //! bench`).
 
-use clap::{Parser, Subcommand};
 use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
 
 /// Boot stock kernels in virtual machines, and measure schedulers.
 #[derive(Debug, Parser)]
