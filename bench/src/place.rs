@@ -312,6 +312,10 @@ impl Place for Host {
 }
 
 impl HostScheduler {
+    /// Ends the scheduler with SIGINT, and waits until the kernel has unloaded it.
+    ///
+    /// # Errors
+    /// If it ends with a failure, or not within 30 s.
     fn stop(&mut self) -> Result<()> {
         let pid = Pid::from_raw(self.process.id() as i32);
         kill(pid, Signal::SIGINT).context("stop the scheduler")?;

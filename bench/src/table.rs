@@ -53,8 +53,8 @@ pub fn relate(base: &Row, row: &Row) -> Option<Relation> {
         Better::Lower => 100.0 * (1.0 - normalized),
         Better::Higher => 100.0 * (normalized - 1.0),
     };
+    // The test compares ranks and the percentage averages, so outliers can make them disagree.
     let shift = direction(&base.samples, &row.samples);
-    // The test looks at ranks, the percentage at averages: outliers can make them disagree.
     let verdict = match judge(&base.samples, &row.samples) {
         Verdict::Different if shift * (normalized - 1.0) < 0.0 => Verdict::Mixed,
         verdict => verdict,
@@ -106,12 +106,14 @@ same: no real difference (Mann-Whitney U, p >= 0.05); few: too few rounds to tel
 mixed: most samples differ one way, the average the other, because of outliers.
 ";
 
+/// The header of a workload's table: a column for the baseline's average and for each scheduler.
 fn header(workload: &str, schedulers: &[&str]) -> Vec<String> {
     let mut cells = vec![workload.to_string(), format!("{BASELINE} average")];
     cells.extend(schedulers.iter().map(|s| (*s).to_string()));
     cells
 }
 
+/// The line of a test, with the cells of all schedulers.
 fn line(report: &Report, test: (&str, &str), schedulers: &[&str]) -> Vec<String> {
     let base = report.row(test, BASELINE);
     let average = match base {
@@ -129,6 +131,7 @@ fn line(report: &Report, test: (&str, &str), schedulers: &[&str]) -> Vec<String>
     cells
 }
 
+/// The cell of a row: `-` without samples, `FAILED` if the scheduler or workload failed.
 fn cell(base: Option<&Row>, row: Option<&Row>) -> String {
     let Some(row) = row else { return "-".into() };
     if row.failed.is_some() {
@@ -140,7 +143,7 @@ fn cell(base: Option<&Row>, row: Option<&Row>) -> String {
     let mut text = format!(
         "{:.2} [{:>6.2}]({:>5.2})",
         relation.normalized,
-        // The list writes the baseline's own improvement as -0.00.
+        // The kernel list prints the baseline's own improvement as -0.00.
         if row.scheduler == BASELINE {
             -0.0
         } else {
