@@ -3,6 +3,7 @@
 //! A result file keeps these in `machine`, `kernel`, `started_unix` and `options`. A file that an
 //! older version wrote may lack some; then [`Origin`] says "not recorded".
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -229,7 +230,7 @@ impl<'a> Origin<'a> {
         // Lines break before an option only, never inside a quoted word.
         let mut parts: Vec<String> = Vec::new();
         for word in &words {
-            let quoted = shell_words::quote(word);
+            let quoted = quote(word);
             match parts.last_mut() {
                 Some(last) if !word.starts_with('-') => *last += &format!(" {quoted}"),
                 _ => parts.push(quoted.into()),
@@ -256,6 +257,15 @@ impl<'a> Origin<'a> {
         );
         let words: Vec<&str> = text.split(' ').collect();
         fill(&words, WIDTH, "", "").join("\n") + "\n"
+    }
+}
+
+/// A word as a shell reads it back, without the quotes around `threads=4` that it does not need.
+fn quote(word: &str) -> Cow<'_, str> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./,=%+:@".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.into(),
+        false => shell_words::quote(word),
     }
 }
 
@@ -320,7 +330,7 @@ mod tests {
             "machine": {"name": "vt2", "virtual_time": {"mips": 500}}}),
         );
         let options = values(json!({"rounds": 4, "commit": "0123456789ab",
-            "command_line": "magpie bench --in vtime", "versions": {"scx_a": "scx_a 1.2 x86_64"}}));
+            "command_line": "magpie bench --in vtime --set 'threads=4'", "versions": {"scx_a": "scx_a 1.2 x86_64"}}));
         let origin = Origin {
             machine: &machine,
             kernel: "7.2.13",
@@ -332,7 +342,7 @@ mod tests {
             "commit      0123456789ab\n\
              machine     vt2 (2 CPUs), in virtual time\n\
              kernel      7.2.13\n\
-             command     magpie bench --in vtime\n\
+             command     magpie bench --in vtime --set 'threads=4'\n\
              date        2023-11-14 22:13 UTC\n\
              rounds      4 interleaved rounds\n\
              schedulers  scx_a 1.2\n"
@@ -344,7 +354,7 @@ mod tests {
         );
         assert_eq!(
             origin.command_block(),
-            "```console\n$ magpie bench --in vtime\n```\n"
+            "```console\n$ magpie bench --in vtime --set threads=4\n```\n"
         );
         let long = values(
             json!({"command_line": format!("magpie bench --sched '{}'", "a b ".repeat(22))}),
