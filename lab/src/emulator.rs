@@ -38,7 +38,8 @@ pub struct Emulator {
 }
 
 impl Emulator {
-    fn at(program: impl Into<PathBuf>) -> Emulator {
+    /// A QEMU that finds its libraries and firmware by itself, as an installed one does.
+    fn installed(program: impl Into<PathBuf>) -> Emulator {
         Emulator {
             program: program.into(),
             ..Emulator::default()
@@ -51,6 +52,7 @@ impl Emulator {
         parse_version(&String::from_utf8_lossy(&output.stdout))
     }
 
+    /// Runs `--version`, which also shows whether the binary runs on this host at all.
     fn run_version(&self) -> io::Result<Output> {
         Command::new(&self.program)
             .arg("--version")
@@ -63,12 +65,12 @@ impl Emulator {
 /// private one. The host's old QEMU is the last resort: most guests survive it.
 pub fn find(options: &GuestOptions) -> Result<Emulator> {
     if let Some(program) = &options.qemu_program {
-        return Ok(Emulator::at(program));
+        return Ok(Emulator::installed(program));
     }
     if let Some(program) = std::env::var_os("MAGPIE_QEMU") {
-        return Ok(Emulator::at(program));
+        return Ok(Emulator::installed(program));
     }
-    let installed = Emulator::at(PROGRAM);
+    let installed = Emulator::installed(PROGRAM);
     let version = installed.version();
     if version.is_some_and(|version| version >= OLDEST_SAFE) {
         return Ok(installed);
@@ -82,6 +84,7 @@ pub fn find(options: &GuestOptions) -> Result<Emulator> {
     }
 }
 
+/// Reads major and minor version from the output of `--version`.
 fn parse_version(text: &str) -> Option<(u32, u32)> {
     let version = text.strip_prefix("QEMU emulator version ")?;
     let mut numbers = version.split(|c: char| !c.is_ascii_digit());

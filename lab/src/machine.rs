@@ -31,11 +31,13 @@ pub struct Llc {
     pub node: u32,
 }
 
+// Defaults of keys that a machine file leaves out.
+
 fn one() -> u32 {
     1
 }
 
-fn default_memory() -> u64 {
+fn default_memory_mib() -> u64 {
     2048
 }
 
@@ -49,7 +51,7 @@ pub struct Machine {
     #[serde(default)]
     pub description: String,
     /// Memory in MiB, split evenly over the nodes.
-    #[serde(default = "default_memory")]
+    #[serde(default = "default_memory_mib")]
     pub memory_mib: u64,
     /// Number of physical packages, among which the LLCs are divided evenly; one per LLC if absent.
     #[serde(default)]
@@ -164,6 +166,7 @@ impl Machine {
         Ok(machine)
     }
 
+    /// Fails with the key that makes the machine impossible.
     fn check(&self) -> Result<()> {
         ensure!(!self.llc.is_empty(), "a machine needs at least one [[llc]]");
         for llc in &self.llc {

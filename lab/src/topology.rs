@@ -30,6 +30,7 @@ pub fn differences(guest: &mut Guest, machine: &Machine) -> Result<Vec<String>> 
 /// CPUs by their numbers.
 type Group = BTreeSet<u32>;
 
+/// Compares the output of [`READ`] with a machine. Apart from the guest, so that it can be tested.
 fn compare(text: &str, machine: &Machine) -> Result<Vec<String>> {
     let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for line in text.lines() {

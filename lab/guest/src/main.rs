@@ -249,7 +249,7 @@ impl Agent {
             .as_mut()
             .filter(|s| s.process.pid == reaped.pid)
         {
-            scheduler.ended(reaped);
+            scheduler.note_end(reaped);
             return Ok(());
         }
         let Some((&id, _)) = self.commands.iter().find(|(_, p)| p.pid == reaped.pid) else {

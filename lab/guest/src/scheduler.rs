@@ -96,7 +96,7 @@ impl Scheduler {
     }
 
     /// Keeps how its process ended.
-    pub fn ended(&mut self, reaped: Reaped) {
+    pub fn note_end(&mut self, reaped: Reaped) {
         self.ended = Some((reaped, Instant::now()));
     }
 

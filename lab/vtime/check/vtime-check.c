@@ -96,15 +96,16 @@ static void work(void)
 #endif
 }
 
-static bool pin(int cpu)
+static void pin(int cpu)
 {
 	cpu_set_t set;
 
 	CPU_ZERO(&set);
 	CPU_SET(cpu, &set);
-	return !sched_setaffinity(0, sizeof(set), &set);
+	sched_setaffinity(0, sizeof(set), &set);
 }
 
+/* A thread that takes the time of the loop on its CPU, in step with the threads of other CPUs. */
 static void *run_loop(void *argument)
 {
 	struct runner *r = argument;
@@ -166,6 +167,7 @@ static double loop_deviation(const int *cpus, int nr, uint64_t insns, double pre
 	return worst;
 }
 
+/* Return how long a sleep of that length takes. */
 static double median_sleep(long ns)
 {
 	const struct timespec request = { .tv_nsec = ns };
@@ -182,6 +184,7 @@ static double median_sleep(long ns)
 
 static volatile bool stop_working;
 
+/* A thread that keeps its CPU busy. */
 static void *keep_working(void *argument)
 {
 	pin(*(int *)argument);
@@ -268,6 +271,7 @@ static bool is_first_thread(int cpu)
 	return first == cpu;
 }
 
+/* Fill in the CPUs of this process, and the first thread of each core. */
 static void read_topology(void)
 {
 	cpu_set_t set;
