@@ -16,7 +16,7 @@ use crate::{emulator, files};
 /// Limit of the trial, in real time. A guest on KVM boots in about a second.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// What a trial found, as it is kept in `accelerator.json`.
+/// The result of a trial, as `accelerator.json` keeps it.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Verdict {
     /// Boot id of the host.

@@ -223,7 +223,7 @@ impl Guest {
         &self.warnings
     }
 
-    /// What executes the guest's instructions.
+    /// The means by which QEMU executes the guest's instructions.
     pub fn accelerator(&self) -> Accelerator {
         self.accelerator
     }

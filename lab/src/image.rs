@@ -29,7 +29,7 @@ use lddtree::DependencyAnalyzer;
 use sha2::{Digest, Sha256};
 use walkdir::WalkDir;
 
-use crate::files;
+use crate::{files, text};
 
 const DIRECTORY: u32 = 0o040755;
 const LINK: u32 = 0o120777;
@@ -242,16 +242,13 @@ fn fingerprint(sources: &[PathBuf]) -> Result<String> {
             .as_bytes(),
         );
     }
-    Ok(hash.finalize()[..12]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect())
+    Ok(text::hex(&hash.finalize()[..12]))
 }
 
 /// Removes the pieces of that name that no run has used for [`PIECES_KEPT`].
 fn remove_unused(folder: &Path, name: &str) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let ours = entry
+        let has_name = entry
             .file_name()
             .to_string_lossy()
             .starts_with(&format!("{name}-"));
@@ -260,7 +257,7 @@ fn remove_unused(folder: &Path, name: &str) {
             .and_then(|m| m.modified())
             .ok()
             .and_then(|t| t.elapsed().ok());
-        if ours && age.is_some_and(|age| age > PIECES_KEPT) {
+        if has_name && age.is_some_and(|age| age > PIECES_KEPT) {
             let _ = fs::remove_file(entry.path());
         }
     }

@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::apt::{self, Apt};
-use crate::files;
 use crate::progress::Progress;
+use crate::{files, text};
 
 /// The series that are locked and tested, oldest first. The last is the default.
 pub const SERIES: &[&str] = &["6.19", "7.0", "7.2"];
@@ -363,7 +363,7 @@ fn unlisted_base(release: &str, version: &str) -> Result<Option<Package>> {
         return Ok(None);
     }
     let hash = Sha256::digest(fs::read(&archive).context("read the downloaded package")?);
-    let sha256 = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    let sha256 = text::hex(&hash);
     Ok(Some(Package {
         name,
         version: version.to_string(),

@@ -1,4 +1,4 @@
-//! What a guest is booted with: machine, kernel, packages and files, time limits, QEMU.
+//! Options of a guest: its machine, kernel, packages and files, time limits, and its QEMU.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::kernel::KernelChoice;
 use crate::machine::Machine;
 use crate::progress::Progress;
 
-/// What executes the guest's instructions.
+/// The means by which QEMU executes the guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Accelerator {
@@ -19,7 +19,7 @@ pub enum Accelerator {
     Tcg,
 }
 
-/// What to boot and how. `Default` boots the machine tiny2 with the newest locked kernel.
+/// Options of a guest and of its boot. `Default` boots the machine tiny2 with the newest locked kernel.
 #[derive(Debug, Clone)]
 pub struct GuestOptions {
     /// Shape of the machine, and its speed if it is in virtual time.

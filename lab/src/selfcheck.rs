@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::guest::Guest;
 use crate::machine::Machine;
 
-/// What the self-check measured. A percentage is the greatest deviation of any CPU from the
+/// The figures of a self-check. A percentage is the greatest deviation of any CPU from the
 /// predicted time, and the figure of each CPU is a median.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SelfCheck {

@@ -1,4 +1,4 @@
-//! Output of programs and guests, made fit for an error message.
+//! Text for people: the parts of long outputs that an error message shows, and hashes.
 
 /// The last `count` lines that are not blank.
 pub(crate) fn last_lines(text: &str, count: usize) -> String {
@@ -14,14 +14,20 @@ pub(crate) fn indented(text: &str) -> String {
     text.replace('\n', "\n  ")
 }
 
+/// Bytes in hexadecimal.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{indented, last_lines};
+    use super::{hex, indented, last_lines};
 
     #[test]
-    fn the_last_lines_are_kept_without_blank_ones() {
+    fn texts_are_shortened_indented_and_encoded() {
         assert_eq!(last_lines("a\n\nb\n \nc\n", 2), "b\nc");
         assert_eq!(last_lines("", 2), "");
         assert_eq!(indented("a\nb"), "a\n  b");
+        assert_eq!(hex(&[0x0a, 0xff]), "0aff");
     }
 }

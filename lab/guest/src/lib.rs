@@ -116,7 +116,7 @@ pub enum Event {
     Failed {
         /// Of the request.
         id: u64,
-        /// What was tried, on what, and why it failed.
+        /// Names the step that failed, on which object, and the reason.
         message: String,
     },
 }

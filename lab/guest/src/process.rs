@@ -91,9 +91,9 @@ impl Process {
         });
     }
 
-    /// Reads what a child that has ended left in its pipes. That is at most a pipe's capacity,
-    /// which takes a few of the rounds. Their number is bounded, because a grandchild that lives on
-    /// may never stop writing.
+    /// Reads the output that a child which has ended left in its pipes. It is at most a pipe's
+    /// capacity, for which a few of the rounds suffice. Their number is bounded, because a grandchild
+    /// that lives on may never stop writing.
     pub fn drain_output(&mut self, sink: &mut dyn FnMut(Stream, &[u8])) {
         for _ in 0..64 {
             let mut some = false;

@@ -22,7 +22,7 @@ pub(super) const AGENT: &str = "agent";
 /// The socket of QEMU's monitor, in the folder of a run.
 pub(super) const MONITOR: &str = "monitor";
 
-/// What the guest writes to its serial console, in the folder of a run.
+/// The guest's serial console, in the folder of a run.
 pub(super) const CONSOLE: &str = "console.log";
 
 /// The guest's image, in the folder of a run.
@@ -124,9 +124,9 @@ fn kernel_command_line(options: &GuestOptions) -> String {
     words.join(" ")
 }
 
-/// Returns the ticks of the TSC in a jiffy, which the guest would otherwise measure on each CPU
-/// that comes up. That takes several jiffies of undisturbed time, which a vCPU of a busy host does
-/// not get: 64 CPUs did not come up in minutes.
+/// Returns the ticks of the TSC in a jiffy. Otherwise the guest measures them on each CPU that comes
+/// up, which takes several jiffies of undisturbed time. A vCPU of a busy host does not get those: 64
+/// CPUs did not come up in minutes.
 fn loops_per_jiffy() -> Option<u64> {
     #[cfg(target_arch = "x86_64")]
     {

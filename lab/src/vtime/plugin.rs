@@ -13,8 +13,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 
-use crate::files;
 use crate::progress::Progress;
+use crate::{files, text};
 
 macro_rules! sources {
     ($($name:literal),* $(,)?) => {
@@ -65,10 +65,7 @@ fn built(progress: &Progress) -> Result<PathBuf> {
         hash.update(name);
         hash.update(text);
     }
-    let hash: String = hash.finalize()[..8]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let hash = text::hex(&hash.finalize()[..8]);
     let root = files::lab_dir()?.join("vtime");
     let folder = root.join(&hash);
     if folder.is_dir() {
