@@ -40,6 +40,8 @@ measure_all() {
 	result callbacks-vt4 callbacks --sched "$schedulers" --groups 2 --loops 100
 
 	# These take long, or want the host for themselves: only if ONLY names them.
+	slow feel-vt8 --in vtime --machine vt8 --sched "$schedulers" \
+		--workload pairs,frames,audio --set beside=hogs --rounds 6
 	slow hackbench-vt64 --in vtime --machine vt64 --sched "$schedulers" \
 		--workload hackbench --groups 1,2,4,8 --loops 100 --rounds 4
 	slow hackbench-xeon-8380 --in vtime --machine xeon-8380 --sched scx_magpie \

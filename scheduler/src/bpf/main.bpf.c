@@ -151,7 +151,8 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 
 void BPF_STRUCT_OPS(magpie_stopping, struct task_struct *p, bool runnable)
 {
-	struct cpu_state *state = state_of(scx_bpf_task_cpu(p));
+	s32 cpu = scx_bpf_task_cpu(p);
+	struct cpu_state *state = state_of(cpu);
 	struct task_state *ts = task_state(p);
 
 	/* A real-time task may run next: with a stale deadline, wakeups would preempt it in vain. */
@@ -164,9 +165,8 @@ void BPF_STRUCT_OPS(magpie_stopping, struct task_struct *p, bool runnable)
 	if (runnable)
 		return;
 
+	leave_to_sleep(ts, cpu);
 	leave_cgroup(ts);
-	/* The kernel does not call select_cpu() for a pinned task, nor tell how it is woken. */
-	ts->is_sync_wakeup = false;
 }
 
 bool BPF_STRUCT_OPS(magpie_yield, struct task_struct *from, struct task_struct *to)

@@ -7,8 +7,8 @@
 
 use magpie_native::arithmetic::{virtual_time, weight_of_nice, weight_to_rate};
 use magpie_native::fair::{
-    charge_with_catch_up, clamp_lag, is_before, lag_after_move, lag_after_sleep, lag_to_catch_up,
-    largest_debt, largest_lag, later_of, request_of,
+    charge_with_catch_up, clamp_lag, is_before, lag_after_move, lag_after_sleep, lag_at_sleep,
+    lag_to_catch_up, largest_debt, largest_lag, later_of, span_in_queue,
 };
 use proptest::prelude::*;
 
@@ -60,13 +60,15 @@ proptest! {
     }
 
     #[test]
-    fn a_request_is_a_quarter_of_a_slice_to_a_slice_and_never_more_than_real_time(
-        need in any::<u64>(), slice in slices(), rate in rates(),
-    ) {
-        let request = request_of(need, slice, rate);
-        prop_assert!(request <= slice);
-        prop_assert!(request >= virtual_time(slice / 4, rate).min(slice / 4));
-        prop_assert!(request <= request_of(need.saturating_add(1), slice, rate), "not monotone");
+    fn a_request_is_a_slice_and_never_more_than_real_time(slice in slices(), rate in rates()) {
+        let request = span_in_queue(slice, rate);
+        prop_assert_eq!(request, virtual_time(slice, rate).min(slice));
+    }
+
+    #[test]
+    fn sleep_forgives_only_those_for_whom_no_task_waits(lag in -LARGEST..LARGEST) {
+        prop_assert_eq!(lag_at_sleep(lag, false), lag);
+        prop_assert_eq!(lag_at_sleep(lag, true), lag.max(0));
     }
 
     /// All of what a task may catch up comes back, at no more than half of its time.
@@ -91,7 +93,6 @@ struct Task {
     vruntime: u64,
     catch_up: u64,
     rate: u64,
-    burst: u64,
     cpu: usize,
     runnable: bool,
     /// CPU time, and what it should have been: the integral of its share.
@@ -125,7 +126,6 @@ impl Machine {
                 vruntime: start,
                 catch_up: 0,
                 rate: weight_to_rate(weight_of_nice(nice)),
-                burst: 0,
                 cpu: i % cpus,
                 runnable: true,
                 ran: 0.0,
@@ -143,8 +143,7 @@ impl Machine {
 
     fn deadline(&self, task: usize) -> u64 {
         let task = &self.tasks[task];
-        task.vruntime
-            .wrapping_add(request_of(task.burst, SLICE, task.rate))
+        task.vruntime.wrapping_add(span_in_queue(SLICE, task.rate))
     }
 
     fn queued(&self, cpu: usize) -> Vec<usize> {
@@ -196,17 +195,23 @@ impl Machine {
                 let used = virtual_time(ns, task.rate);
                 let charged = charge_with_catch_up(used, &mut task.catch_up);
                 task.vruntime = task.vruntime.wrapping_add(charged);
-                task.burst += ns;
                 task.ran += ns as f64;
             }
-            Step::Sleep(i) => self.tasks[i % nr].runnable = false,
+            Step::Sleep(i) => {
+                let i = i % nr;
+                if self.tasks[i].runnable {
+                    self.tasks[i].runnable = false;
+                    let cpu = self.tasks[i].cpu;
+                    let is_alone = self.queued(cpu).is_empty();
+                    self.join(i, cpu, lag_at_sleep(self.lag(i), is_alone));
+                }
+            }
             Step::Wake(i) => {
                 let i = i % nr;
                 if !self.tasks[i].runnable {
                     let lag = lag_after_sleep(self.lag(i), SLICE, self.tasks[i].rate);
                     let cpu = self.tasks[i].cpu;
                     self.tasks[i].catch_up = 0;
-                    self.tasks[i].burst = 0;
                     self.join(i, cpu, lag);
                     self.tasks[i].runnable = true;
                 }

@@ -23,7 +23,7 @@ struct cpu_state {
 	 */
 	u64 clock; /* see queue/fair.bpf.h */
 	u64 deadline; /* of the running task, 0: it must not be preempted */
-	u64 running_since; /* valid while @deadline is set */
+	u64 running_since; /* valid while @deadline is set; 0: without protection */
 	u64 next_push; /* when a requeued task may kick an idle CPU again */
 	u64 idle; /* enum idle_word, or the time at which a waker claimed the CPU */
 	u64 has_no_tick; /* a real-time task runs: no tick here advertises waiting tasks */
@@ -99,7 +99,6 @@ struct task_state {
 	u32 forked_in; /* 1 + the LLC that counts it, or 0; see place/fork.bpf.h */
 	s32 migrates_to; /* 1 + the CPU that was claimed for it, or 0; see place/spread.bpf.h */
 	bool shares_core; /* it did at the last tick */
-	bool is_sync_wakeup; /* its last wakeup was sync */
 	bool yielded; /* do not keep it running */
 };
 

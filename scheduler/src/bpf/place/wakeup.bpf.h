@@ -122,7 +122,6 @@ static __always_inline s32 place_wakeup(struct task_struct *p, s32 prev_cpu, u64
 	if (!ts)
 		return prev_cpu;
 
-	ts->is_sync_wakeup = wake_flags & SCX_WAKE_SYNC;
 	/* Do not claim an idle CPU for a task that will be parked. */
 	if (is_throttled(p, ts))
 		return prev_cpu;

@@ -8,7 +8,8 @@
  * task has had too much. A task that leaves a runqueue keeps its lag, within bounds, and joins the
  * next one with it. So the clocks of two runqueues never need to agree.
  *
- *   sleeps, wakes:  lag within [-2 slices of its weight, half a slice]
+ *   sleeps:         no debt if no task waits
+ *   wakes:          lag within [-2 slices of its weight, half a slice]
  *   migrates:       lag within [-1 s, 50 ms]; of that, one slice at once and the rest by and by
  *   was parked:     lag within [-1 s, 0]
  *
@@ -54,19 +55,14 @@ static inline u64 span_in_queue(u64 span, u64 rate)
 }
 
 /*
- * The request of a task that is expected to need @need: at least a quarter of a slice and at most
- * one. With a smaller minimum, a task that receives one message at a time runs before the tasks
- * that send many, and sleeps again at once: four groups of hackbench on two CPUs then switch 1.4
- * times as often.
+ * The lag with which a task falls asleep. The clock stands still while a task runs, so a task that
+ * ran alone is behind by all that it ran. If no task waits it owes nothing, as in EEVDF, where a
+ * task alone is the average. Beside others it keeps its whole debt: when it kept only what EEVDF's
+ * average left of it, a task that slept often got more than its share.
  */
-static inline u64 request_of(u64 need, u64 slice, u64 rate)
+static inline s64 lag_at_sleep(s64 lag, bool is_alone)
 {
-	if (need < slice / 4)
-		need = slice / 4;
-	else if (need > slice)
-		need = slice;
-
-	return span_in_queue(need, rate);
+	return is_alone && lag < 0 ? 0 : lag;
 }
 
 /*

@@ -11,6 +11,7 @@
  * which balance/balance.bpf.h evens out. Clocks of different LLCs cannot be compared.
  *
  *   forks                      -> one slice behind the clock
+ *   sleeps                     -> no debt if no task waits
  *   wakes, migrates, was parked -> clock - lag, within the bounds of portable/fair.h
  *   runs                       -> vruntime advances with CPU time over weight
  *   begins to run              -> the clock follows
@@ -57,9 +58,10 @@ static __always_inline bool is_idle_policy(const struct task_state *ts)
 	return ts->nice_rate == weight_to_rate(IDLE_POLICY_WEIGHT);
 }
 
+/* What a task asks for before others have their turn: a slice, whatever its bursts are. */
 static __always_inline u64 request(const struct task_state *ts)
 {
-	return request_of(expected_burst(ts), slice_ns, ts->rate);
+	return span_in_queue(slice_ns, ts->rate);
 }
 
 static __always_inline u64 deadline_of(const struct task_state *ts)
@@ -165,6 +167,15 @@ static __always_inline void join_after_parking(struct task_state *ts, s32 cpu)
 	ts->catch_up = 0;
 	lag = clock_of(ts->cpu) - ts->vruntime;
 	join_with_lag(ts, cpu, clock, clamp_lag(lag, -LARGEST_DEBT_NS, 0));
+}
+
+/* The task stops running to sleep, and keeps its lag for when it wakes. */
+static __always_inline void leave_to_sleep(struct task_state *ts, s32 cpu)
+{
+	u64 clock = state_of(cpu)->clock;
+	bool is_alone = !scx_bpf_dsq_nr_queued(cpu);
+
+	join_with_lag(ts, cpu, clock, lag_at_sleep(clock - ts->vruntime, is_alone));
 }
 
 /*
