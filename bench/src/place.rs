@@ -28,7 +28,7 @@ pub struct Ran {
 
 /// A machine that runs commands and schedulers.
 pub trait Place {
-    /// What a result file says about the machine.
+    /// The description of the machine in a result file.
     fn machine(&self) -> BTreeMap<String, Value>;
     /// The kernel release.
     fn kernel(&self) -> String;

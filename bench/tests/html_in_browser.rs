@@ -20,7 +20,7 @@ struct Browser {
     folder: tempfile::TempDir,
 }
 
-/// What a page looks like once it is loaded, and what was written to the console meanwhile.
+/// A page after it was loaded, and the messages that it wrote to the console meanwhile.
 struct Shown {
     document: String,
     console: Vec<String>,

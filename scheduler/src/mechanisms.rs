@@ -29,7 +29,7 @@ pub struct Mechanism {
 pub struct Switch {
     /// Its field in [`Switches`].
     field: &'static str,
-    /// What it leaves out.
+    /// How much it leaves out.
     pub extent: Extent,
     /// The BPF variable that it clears.
     #[cfg(test)]

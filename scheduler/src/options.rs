@@ -72,7 +72,7 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// What to do instead of starting the scheduler.
+    /// The command to run instead of the scheduler.
     #[command(subcommand)]
     pub action: Option<Action>,
 }
@@ -160,7 +160,7 @@ pub enum Action {
     /// Without options nothing is changed. A change takes effect at once, and lasts until the next
     /// change or the end of the scheduler.
     Preferred {
-        /// What is changed.
+        /// The changes.
         #[command(flatten)]
         change: ChangeOptions,
 

@@ -154,7 +154,7 @@ impl Knobs {
     }
 }
 
-/// What a client wants to change.
+/// A change that a client asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// Which CPUs are preferred.

@@ -35,16 +35,16 @@ const ANSWER_TIMEOUT_MS: u64 = 30_000;
 /// Marks the reason of a refusal, which scx_stats buries in the error's debug form.
 const REFUSAL: &str = "<<>>";
 
-/// What the server asks the thread that owns the BPF object.
+/// A request of the server to the thread that owns the BPF object.
 #[derive(Debug)]
 pub enum Request {
     /// The counters since the start.
     Totals,
     /// A change, possibly an empty one, and the preferred CPUs after it.
     Preferred(Change),
-    /// What each CPU has measured.
+    /// The measurements of each CPU.
     Cpus,
-    /// What each cgroup gets.
+    /// The share and throttling of each cgroup.
     Cgroups,
 }
 
@@ -55,9 +55,9 @@ pub enum Answer {
     Totals(Metrics),
     /// The preferred CPUs, or why they cannot be changed.
     Preferred(Result<PreferredStatus, String>),
-    /// What each CPU has measured.
+    /// The measurements of each CPU.
     Cpus(CpusStatus),
-    /// What each cgroup gets.
+    /// The share and throttling of each cgroup.
     Cgroups(CgroupsStatus),
 }
 

@@ -40,7 +40,7 @@ pub struct Args {
     pub json: bool,
 }
 
-/// What the thread saw, in nanoseconds.
+/// The measurements of the thread, in nanoseconds.
 struct Played {
     wakeup: Histogram<u64>,
     done: Histogram<u64>,

@@ -47,7 +47,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// What one unit of the load's progress is.
+    /// The unit of the load's progress.
     fn unit(self) -> &'static str {
         match self {
             Kind::None => "nothing",
@@ -67,7 +67,7 @@ pub struct Beside {
     counters: Counters,
 }
 
-/// What the load did in a time.
+/// The work of the load in a span of time.
 pub struct Done {
     kind: Kind,
     count: u32,
@@ -149,7 +149,7 @@ impl Beside {
         })
     }
 
-    /// What the load has done since its start.
+    /// The work of the load since its start.
     fn progress(&self) -> Result<f64> {
         if self.kind != Kind::Hogs {
             return Ok(self.counters.sum() as f64);

@@ -64,7 +64,7 @@ impl Deadlines {
         counts
     }
 
-    /// What was kept until now.
+    /// Deadlines that were met, and missed, until now.
     pub fn kept(&self) -> Kept {
         self.kept
     }

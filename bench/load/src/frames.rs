@@ -57,7 +57,7 @@ pub struct Args {
     pub json: bool,
 }
 
-/// What one client, or all of them, saw.
+/// The measurements of one client, or of all.
 struct Shown {
     /// From a frame's due time until it was shown, in nanoseconds.
     latencies: Histogram<u64>,

@@ -16,7 +16,7 @@ pub fn average_add(average: u64, sample: u64) -> u64 {
     ffi::magpie_average_add(average, sample)
 }
 
-/// Whether a sum is of several parts as long as the longest, rather than of one or two.
+/// Returns whether a sum has several parts as long as the longest, rather than one or two.
 pub fn is_repeated(sum: u64, longest: u64) -> bool {
     ffi::magpie_is_repeated(sum, longest)
 }

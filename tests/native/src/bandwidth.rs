@@ -12,7 +12,7 @@ pub fn periods_over(now: u64, end: u64, period: u64) -> u64 {
     ffi::magpie_periods_over(now, end, period)
 }
 
-/// What so many periods add to a budget.
+/// The CPU time that a number of periods adds to a budget.
 pub fn budget_to_add(budget: i64, periods: u64, quota: u64, burst: u64) -> i64 {
     ffi::magpie_budget_to_add(budget, periods, quota, burst)
 }

@@ -38,7 +38,7 @@ const VISITS: u64 = 16;
 /// The share of the wall time that a thread of a round that counts may lose.
 pub const LOST: f64 = 0.03;
 
-/// What is measured how often.
+/// The size of a measurement.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Numbers of threads that announce together, each at least 2.
@@ -94,7 +94,7 @@ fn pin(nth: u32) -> nix::Result<()> {
     sched_setaffinity(this_thread, &own)
 }
 
-/// What the threads of a round do.
+/// The work of the threads of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scenario {
@@ -107,7 +107,7 @@ pub enum Scenario {
 /// One cell of a table: what one layout costs in one situation.
 #[derive(Debug, Clone, Serialize)]
 pub struct Cell {
-    /// What the threads do.
+    /// The work of the threads.
     pub scenario: Scenario,
     /// How many threads do it.
     pub threads: u32,
@@ -129,7 +129,7 @@ impl Cell {
     }
 }
 
-/// What a thread did in a round.
+/// The work that a thread did in a round.
 struct Share {
     operations: u64,
     began: Instant,

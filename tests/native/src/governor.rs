@@ -22,7 +22,7 @@ pub struct Config {
     pub low: u32,
 }
 
-/// What a governor remembers; `struct governor_state`, zero but for the cores at the start.
+/// The memory of a governor; `struct governor_state`, zero except for the cores at the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct State {
@@ -40,7 +40,7 @@ pub struct State {
     pub probing: bool,
 }
 
-/// What was seen in one period; `struct governor_input`.
+/// The observations of one period; `struct governor_input`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Input {

@@ -32,7 +32,7 @@ const STEPS: [Step; 7] = [
     Step::Queue,
 ];
 
-/// What a CPU does; `enum idle_word`.
+/// The state of a CPU; `enum idle_word`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Cpu {
@@ -76,11 +76,11 @@ pub struct Wakeup {
     pub may_preempt: bool,
     /// Only what is all that is wanted.
     pub only_perfect: bool,
-    /// What the search found.
+    /// The result of the search.
     pub cpu: u32,
-    /// What else it saw.
+    /// The CPU that was idle but not perfect, or `NO_CPU`.
     pub second_best: u32,
-    /// Whether one of those was found.
+    /// Whether the found CPU runs a SCHED_IDLE task.
     pub preempts: bool,
 }
 

@@ -50,7 +50,7 @@ pub fn share_of_parent(parent: u64, weight: u64, activity: u32, sum: u64) -> u64
     ffi::magpie_share_of_parent(parent, weight, activity, sum)
 }
 
-/// What the rate of a cgroup's tasks is multiplied with, times 2^20.
+/// The factor of the rates of a cgroup's tasks, times 2^20.
 pub fn cgroup_factor(active: u64, share: u64, all_active: u64, all_share: u64) -> u64 {
     ffi::magpie_cgroup_factor(active, share, all_active, all_share)
 }

@@ -173,7 +173,7 @@ fn weight_zero_is_the_least() {
     assert_eq!(weight_to_rate(0), weight_to_rate(1));
 }
 
-/// What overflowed when the product was one multiplication.
+/// These overflowed when the product was one multiplication.
 #[test]
 fn a_long_run_of_the_lightest_task_is_charged() {
     let charged = virtual_time(LONGEST_SPAN_NS, weight_to_rate(idle_policy_weight()));

@@ -30,13 +30,13 @@ proptest! {
             }
             budget += budget_to_add(budget, 1, quota, 0);
         }
-        // What is left is what the last overrun took, or gave, at most.
+        // The difference is at most the last overrun.
         let limit = overruns.len() as u64 * quota;
         prop_assert_eq!(used as i64 + budget, (limit + quota) as i64);
         prop_assert!(used <= limit + 100_000_000);
     }
 
-    /// What was not used is kept, up to the burst.
+    /// Unused time is kept, up to the burst.
     #[test]
     fn a_burst_is_saved_up(quota in 1..LARGEST_QUOTA, burst in 0..LARGEST_QUOTA, budget in -(1i64 << 44)..1 << 44, periods in 1..1u64 << 50) {
         let added = budget_to_add(budget, periods, quota, burst);

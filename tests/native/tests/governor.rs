@@ -159,7 +159,7 @@ proptest! {
         prop_assert!(changes(&cores) <= 6 * (given_up + 1), "{} changes: {cores:?}", changes(&cores));
     }
 
-    /// What the host has again is taken again, all of it.
+    /// When the host has more CPUs again, the governor takes all of them again.
     #[test]
     fn a_host_that_becomes_free_is_used(kind in kinds(), total in 2..=64u32, share in 1..=99u32) {
         let gives = (total * share).div_ceil(100);

@@ -54,7 +54,7 @@ fn filled(layout: Layout, places: u32, model: &BTreeSet<u32>) -> Mask {
     mask
 }
 
-/// What a visit must find: the range from `start` on, then the rest.
+/// The expected result of a visit: the range from `start` on, then the rest.
 fn ring(model: &BTreeSet<u32>, range: Range<u32>, start: u32) -> Vec<u32> {
     let start = if range.contains(&start) {
         start
@@ -192,7 +192,7 @@ fn every_visit_of_every_small_map() {
     }
 }
 
-/// What the scheduler does with a visit: the map changes while it goes on.
+/// The scheduler uses a visit in this way: the map changes while it goes on.
 #[test]
 fn a_visit_sees_changes_ahead_of_it() {
     for layout in Layout::checked() {

@@ -67,13 +67,13 @@ pub struct Stretch {
 }
 
 impl Stretch {
-    /// What is left when the host's part is taken off.
+    /// The rest without the host's part.
     pub fn own_ns(&self) -> u64 {
         self.ns - self.host_ns
     }
 }
 
-/// What the trace shows.
+/// The findings in the trace.
 #[derive(Clone, Debug, Default)]
 pub struct Analysis {
     /// Stretches over the threshold even without the host's part, in order of time.

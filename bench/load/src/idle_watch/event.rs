@@ -9,7 +9,7 @@ pub struct Record {
     pub time: u64,
     /// The CPU on which it happened.
     pub cpu: usize,
-    /// What happened.
+    /// The kind of event.
     pub event: Event,
 }
 
@@ -32,7 +32,7 @@ impl Record {
     }
 }
 
-/// What happened. Pid 0 is the idle task of the CPU.
+/// The kinds of events. Pid 0 is the idle task of the CPU.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The CPU switches from `prev` to `next`.

@@ -204,7 +204,7 @@ static __always_inline void charge(struct task_struct *p, struct task_state *ts)
 		consume_budget(ts->cgroup, used);
 }
 
-/* What the task used until now is not charged to it. */
+/* Do not charge the task for the CPU time that it used until now. */
 static __always_inline void start_charging(const struct task_struct *p, struct task_state *ts)
 {
 	ts->cpu = -1;

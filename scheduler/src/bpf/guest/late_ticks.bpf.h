@@ -99,7 +99,7 @@ static __always_inline void note_idle(struct cpu_state *state)
 	state->last_tick = 0;
 }
 
-/* What the host took since the governor's period began. */
+/* The time that the host took since the governor's period began. */
 static __always_inline u64 late_in_period(const struct cpu_state *state)
 {
 	if (!is_repeated(state->late_ns - state->window_late_ns, state->longest_late_ns))

@@ -58,8 +58,8 @@ bool claim_cpu(struct placement *at, u32 cpu)
 }
 
 /*
- * Return whether the waker is expected to sleep now and leaves its CPU to the wakee. That a wakeup
- * is sync says little, because every write to a pipe or a socket is one; the waker must also have
+ * Return whether the waker is expected to sleep now and leaves its CPU to the wakee. The sync
+ * flag alone says little, because every write to a pipe or a socket sets it; the waker must also have
  * short bursts. When every sync waker was believed, tasks waited beside idle CPUs behind wakers that
  * ran on, and hackbench took twice as long.
  */

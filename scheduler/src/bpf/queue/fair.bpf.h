@@ -58,7 +58,7 @@ static __always_inline bool is_idle_policy(const struct task_state *ts)
 	return ts->nice_rate == weight_to_rate(IDLE_POLICY_WEIGHT);
 }
 
-/* What a task asks for before others have their turn: a slice, whatever its bursts are. */
+/* A task asks for one slice before others have their turn, whatever its bursts are. */
 static __always_inline u64 request(const struct task_state *ts)
 {
 	return span_in_queue(slice_ns, ts->rate);
