@@ -1,6 +1,6 @@
-//! Sync wakeups: a task that is woken by a message waits until more messages have come, and takes
-//! many at once. So two busy CPUs switch at most twice as often as under the kernel's own
-//! scheduler.
+//! The queue: a task that a message wakes does not pass tasks that are as far as it is, so more
+//! messages come before it runs, and it takes many at once. So two busy CPUs switch at most twice as
+//! often as under the kernel's own scheduler.
 
 use anyhow::{Result, ensure};
 use magpie_bench::stats::median;
