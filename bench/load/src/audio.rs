@@ -6,7 +6,6 @@
 //! the thread runs, as cyclictest does, and until it is done.
 
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use hdrhistogram::Histogram;
@@ -16,7 +15,7 @@ use crate::Finding;
 use crate::beside::{self, Beside, Done};
 use crate::deadlines::{Deadlines, Kept};
 use crate::sys;
-use crate::times::{self, Window};
+use crate::times::{self, Length};
 
 /// Measure how late a sound server's thread wakes and is done, and how many buffers are late.
 #[derive(clap::Args)]
@@ -29,12 +28,8 @@ pub struct Args {
     operations: u64,
     #[command(flatten)]
     beside: beside::Args,
-    /// How long to measure
-    #[arg(long, default_value = "5", value_parser = sys::parse_seconds)]
-    seconds: Duration,
-    /// How long to run before measuring
-    #[arg(long, default_value = "0.3", value_parser = sys::parse_seconds)]
-    warmup: Duration,
+    #[command(flatten)]
+    length: Length,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -50,7 +45,7 @@ struct Played {
 /// Runs the thread and reports latencies and late buffers.
 pub fn run(args: &Args) -> Result<Finding> {
     let beside = Beside::start(&args.beside)?;
-    let window = Window::after(args.warmup, args.seconds);
+    let window = args.length.window();
     let period = args.period_us * 1000;
     let deadlines = Deadlines::new(sys::now_ns() + period, period, window);
     let operations = args.operations;
@@ -106,7 +101,10 @@ fn describe(played: &Played, beside: &Done) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::times::Window;
 
     #[test]
     fn each_buffer_is_done_after_its_wakeup() -> Result<()> {

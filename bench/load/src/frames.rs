@@ -15,7 +15,6 @@ use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use hdrhistogram::Histogram;
@@ -25,8 +24,9 @@ use serde_json::json;
 use crate::Finding;
 use crate::beside::{self, Beside, Done};
 use crate::deadlines::{Deadlines, Kept};
+use crate::services;
 use crate::sys;
-use crate::times::{self, Window};
+use crate::times::{self, Length};
 
 /// Measure how late the frames of clients are shown by one compositor, and how many are missed.
 #[derive(clap::Args)]
@@ -46,12 +46,8 @@ pub struct Args {
     compose_operations: u64,
     #[command(flatten)]
     beside: beside::Args,
-    /// How long to measure
-    #[arg(long, default_value = "5", value_parser = sys::parse_seconds)]
-    seconds: Duration,
-    /// How long to run before measuring
-    #[arg(long, default_value = "0.3", value_parser = sys::parse_seconds)]
-    warmup: Duration,
+    #[command(flatten)]
+    length: Length,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -67,13 +63,12 @@ struct Shown {
 /// Runs the clients and the compositor, and reports latencies and missed frames.
 pub fn run(args: &Args) -> Result<Finding> {
     let beside = Beside::start(&args.beside)?;
-    let window = Window::after(args.warmup, args.seconds);
+    let window = args.length.window();
     let first_due = sys::now_ns();
     let mut sockets = Vec::new();
     let mut clients = Vec::new();
     for index in 0..args.clients as usize {
-        let (near, far) = UnixStream::pair()
-            .context("make a pair of sockets: is the limit of open files high enough?")?;
+        let (near, far) = services::pair()?;
         sockets.push(far);
         let period = 1_000_000_000 / u64::from(args.hz[index % args.hz.len()]);
         let deadlines = Deadlines::new(first_due + period, period, window);
@@ -178,7 +173,10 @@ fn describe(shown: &Shown, beside: &Done) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::times::Window;
 
     #[test]
     fn a_compositor_serves_all_clients_until_the_last_hangs_up() -> Result<()> {

@@ -5,10 +5,8 @@
 //! to one and by sync wakeups, as a program and its database, X or D-Bus do. Both sleep most of the
 //! time, so a fair scheduler owes them the CPU as soon as they wake, whatever runs beside.
 
-use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use hdrhistogram::Histogram;
@@ -16,8 +14,9 @@ use serde_json::json;
 
 use crate::Finding;
 use crate::beside::{self, Beside, Done};
+use crate::services::{call, pair, serve};
 use crate::sys;
-use crate::times::{self, Window};
+use crate::times::{self, Length, Window};
 
 /// Measure the response time of request/response pairs over unix sockets.
 #[derive(clap::Args)]
@@ -36,12 +35,8 @@ pub struct Args {
     operations: u64,
     #[command(flatten)]
     beside: beside::Args,
-    /// How long to measure
-    #[arg(long, default_value = "5", value_parser = sys::parse_seconds)]
-    seconds: Duration,
-    /// How long to run before measuring
-    #[arg(long, default_value = "0.3", value_parser = sys::parse_seconds)]
-    warmup: Duration,
+    #[command(flatten)]
+    length: Length,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -50,14 +45,13 @@ pub struct Args {
 /// Runs the pairs and reports percentiles of their response times.
 pub fn run(args: &Args) -> Result<Finding> {
     let beside = Beside::start(&args.beside)?;
-    let window = Window::after(args.warmup, args.seconds);
+    let window = args.length.window();
     let mut clients = Vec::new();
     let mut servers = Vec::new();
     for index in 0..args.pairs {
-        let (near, far) = UnixStream::pair()
-            .context("make a pair of sockets: is the limit of open files high enough?")?;
+        let (near, far) = pair()?;
         let operations = args.operations;
-        servers.push(thread::spawn(move || serve(&far, operations)));
+        servers.push(thread::spawn(move || serve(&far, &[], operations)));
         let thinking = Thinking::new(args, index);
         clients.push(thread::spawn(move || ask(&near, thinking, window)));
     }
@@ -71,7 +65,7 @@ pub fn run(args: &Args) -> Result<Finding> {
     for server in servers {
         server.join().map_err(|_| anyhow!("a server panicked"))??;
     }
-    Ok(describe(&all, args.seconds.as_secs_f64(), &done))
+    Ok(describe(&all, args.length.seconds.as_secs_f64(), &done))
 }
 
 /// A client's think times.
@@ -109,24 +103,11 @@ fn ask(mut server: &UnixStream, mut thinking: Thinking, window: Window) -> Resul
         if start >= window.until {
             return Ok(responses);
         }
-        server.write_all(b"?").context("send a request")?;
-        server
-            .read_exact(&mut [0])
-            .context("wait for the response")?;
+        call(&mut server).context("ask the server")?;
         if start >= window.from {
             responses.saturating_record((sys::now_ns() - start).max(1));
         }
     }
-}
-
-/// A server: works and answers, until its client hangs up.
-fn serve(mut client: &UnixStream, operations: u64) -> Result<()> {
-    let mut byte = [0];
-    while client.read(&mut byte).context("wait for a request")? == 1 {
-        sys::work(operations);
-        client.write_all(b"!").context("answer a request")?;
-    }
-    Ok(())
 }
 
 fn describe(responses: &Histogram<u64>, seconds: f64, beside: &Done) -> Finding {
@@ -149,12 +130,14 @@ fn describe(responses: &Histogram<u64>, seconds: f64, beside: &Done) -> Finding 
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+
     use super::*;
 
     #[test]
     fn a_server_answers_each_request_and_ends_with_its_client() -> Result<()> {
         let (client, server) = UnixStream::pair()?;
-        let server = thread::spawn(move || serve(&server, 10));
+        let server = thread::spawn(move || serve(&server, &[], 10));
         for _ in 0..3 {
             (&client).write_all(b"?")?;
             let mut byte = [0];

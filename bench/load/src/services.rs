@@ -15,14 +15,14 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use hdrhistogram::Histogram;
 use serde_json::json;
 
 use crate::Finding;
-use crate::{sys, times};
+use crate::sys;
+use crate::times::{self, Length, Window};
 
 /// Measure requests through tiers of services: latency and throughput.
 #[derive(clap::Args)]
@@ -36,12 +36,8 @@ pub struct Args {
     /// Operations (dependent multiplications) of work per service and request
     #[arg(long, default_value_t = 20_000)]
     operations: u64,
-    /// How long to measure
-    #[arg(long, default_value = "5", value_parser = sys::parse_seconds)]
-    seconds: Duration,
-    /// How long to run before measuring
-    #[arg(long, default_value = "0.3", value_parser = sys::parse_seconds)]
-    warmup: Duration,
+    #[command(flatten)]
+    length: Length,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -49,8 +45,7 @@ pub struct Args {
 
 /// Runs all tiers and reports latencies and the rate.
 pub fn run(args: &Args) -> Result<Finding> {
-    let measure_from = sys::now_ns() + args.warmup.as_nanos() as u64;
-    let stop_at = measure_from + args.seconds.as_nanos() as u64;
+    let window = args.length.window();
     let mut clients = Vec::new();
     let mut services = Vec::new();
     for _ in 0..args.clients {
@@ -66,7 +61,7 @@ pub fn run(args: &Args) -> Result<Finding> {
         services.push(thread::spawn(move || {
             serve(&frontend, &backends, operations)
         }));
-        clients.push(thread::spawn(move || ask(&client, measure_from, stop_at)));
+        clients.push(thread::spawn(move || ask(&client, window)));
     }
     let mut all = times::histogram()?;
     for client in clients {
@@ -82,36 +77,39 @@ pub fn run(args: &Args) -> Result<Finding> {
             .join()
             .map_err(|_| anyhow!("a service panicked"))??;
     }
-    Ok(describe(&all, args.seconds.as_secs_f64()))
+    Ok(describe(&all, args.length.seconds.as_secs_f64()))
 }
 
-fn pair() -> Result<(UnixStream, UnixStream)> {
+/// Makes the two ends of a connection between a client and its server.
+pub fn pair() -> Result<(UnixStream, UnixStream)> {
     UnixStream::pair().context("make a pair of sockets: is the limit of open files high enough?")
 }
 
 /// A client: asks, waits, notes the time, until the end. Requests that began while measuring count.
-fn ask(mut service: &UnixStream, measure_from: u64, stop_at: u64) -> Result<Histogram<u64>> {
+fn ask(mut service: &UnixStream, window: Window) -> Result<Histogram<u64>> {
     let mut latencies = times::histogram()?;
     loop {
         let start = sys::now_ns();
-        if start >= stop_at {
+        if start >= window.until {
             return Ok(latencies);
         }
         call(&mut service)?;
-        if start >= measure_from {
+        if start >= window.from {
             latencies.saturating_record((sys::now_ns() - start).max(1));
         }
     }
 }
 
-fn call(service: &mut &UnixStream) -> Result<()> {
+/// Asks and waits for the answer.
+pub fn call(service: &mut &UnixStream) -> Result<()> {
     service.write_all(b"?")?;
     service.read_exact(&mut [0])?;
     Ok(())
 }
 
-/// A service: for each request works, asks all services below at once, and answers.
-fn serve(mut above: &UnixStream, below: &[UnixStream], operations: u64) -> Result<()> {
+/// A service: for each request works, asks all services below at once, and answers; until the
+/// client hangs up.
+pub fn serve(mut above: &UnixStream, below: &[UnixStream], operations: u64) -> Result<()> {
     let mut byte = [0];
     while above.read(&mut byte).context("wait for a request")? == 1 {
         for mut service in below {
@@ -147,6 +145,8 @@ fn describe(latencies: &Histogram<u64>, seconds: f64) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -177,8 +177,10 @@ mod tests {
             clients: 2,
             fanout: 3,
             operations: 100,
-            seconds: Duration::from_millis(100),
-            warmup: Duration::from_millis(10),
+            length: Length {
+                seconds: Duration::from_millis(100),
+                warmup: Duration::from_millis(10),
+            },
             json: true,
         };
         let finding = run(&args).unwrap();

@@ -29,6 +29,24 @@ impl Window {
     }
 }
 
+/// The options of every measurement that has a length.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub struct Length {
+    /// How long to measure
+    #[arg(long, default_value = "5", value_parser = sys::parse_seconds)]
+    pub seconds: Duration,
+    /// How long to run before measuring
+    #[arg(long, default_value = "0.3", value_parser = sys::parse_seconds)]
+    pub warmup: Duration,
+}
+
+impl Length {
+    /// The window of a run that begins now.
+    pub fn window(&self) -> Window {
+        Window::after(self.warmup, self.seconds)
+    }
+}
+
 /// Draws from the exponential distribution with a mean: the times between events that happen
 /// independently of each other.
 pub fn exponential(random: &mut fastrand::Rng, mean: f64) -> f64 {
