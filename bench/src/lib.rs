@@ -19,7 +19,7 @@
 //!        +--------+--------+-+--------+-----------+
 //!      table   compare     html     plot      shard         text, exit code, pages, pictures,
 //!        |                   |                              parts of a run joined
-//!      show, page         strip, curve
+//!   show, page, mail      strip, curve
 //!        + reference                                        published results beside ours
 //!
 //!   callbacks                                               cost of a scheduler's operations
@@ -45,6 +45,7 @@ mod counters;
 mod curve;
 mod file;
 mod interrupt;
+mod mail;
 mod occupancy;
 mod options;
 mod page;

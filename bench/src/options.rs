@@ -25,6 +25,7 @@ use crate::{callbacks, peers};
     magpie bench --in vtime --suite push --ablate --shard 1/4 --json part1.json\n  \
     magpie bench peers install scx_cosmos scx_lavd\n  \
     magpie bench show result.json\n  \
+    magpie bench show --mail result.json\n  \
     magpie bench compare old.json result.json --fail-over 3%"
 )]
 pub struct Args {
@@ -163,12 +164,15 @@ pub(crate) struct Show {
     /// Print command, tables and provenance as docs/results.md has them
     #[arg(long, conflicts_with = "markdown")]
     pub(crate) docs: bool,
+    /// Print plain text for a mailing list, at most 72 columns wide
+    #[arg(long, conflicts_with_all = ["markdown", "docs"])]
+    pub(crate) mail: bool,
     /// Write what --docs prints into PAGE, for each FILE between `<!-- table: NAME -->` and
     /// `<!-- end -->`, where NAME is the file's name without .json.gz
-    #[arg(long, value_name = "PAGE", conflicts_with_all = ["markdown", "docs"])]
+    #[arg(long, value_name = "PAGE", conflicts_with_all = ["markdown", "docs", "mail"])]
     pub(crate) into: Option<PathBuf>,
     /// Write a picture of all tests as SVG; `-` is standard output
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["markdown", "docs", "into", "html"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["markdown", "docs", "mail", "into", "html"])]
     pub(crate) svg: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) display: Display,

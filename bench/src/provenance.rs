@@ -17,6 +17,8 @@ use time::OffsetDateTime;
 pub type Values = BTreeMap<String, Value>;
 
 const COMMIT: &str = "commit";
+/// The part of an [`Origin`] that has the command.
+pub const COMMAND: &str = "command";
 const COMMAND_LINE: &str = "command_line";
 const VERSIONS: &str = "versions";
 
@@ -202,19 +204,24 @@ impl<'a> Origin<'a> {
         })
     }
 
-    /// A line for each part, for a terminal.
-    pub fn describe(self) -> String {
-        let mut text = String::new();
+    /// Name and value of each part.
+    pub fn parts(self) -> [(&'static str, String); 7] {
         let or_not_recorded = |value: Option<&str>| value.unwrap_or(NOT_RECORDED).to_string();
-        for (name, value) in [
-            ("commit", or_not_recorded(self.option(COMMIT))),
+        [
+            (COMMIT, or_not_recorded(self.option(COMMIT))),
             ("machine", self.machine()),
             ("kernel", self.kernel.to_string()),
-            ("command", or_not_recorded(self.command())),
+            (COMMAND, or_not_recorded(self.command())),
             ("date", self.date()),
             ("rounds", self.rounds()),
             ("schedulers", or_not_recorded(self.versions().as_deref())),
-        ] {
+        ]
+    }
+
+    /// A line for each part, for a terminal.
+    pub fn describe(self) -> String {
+        let mut text = String::new();
+        for (name, value) in self.parts() {
             let _ = writeln!(text, "{name:<10}  {value}");
         }
         text
@@ -261,7 +268,7 @@ impl<'a> Origin<'a> {
 }
 
 /// A word as a shell reads it back, without the quotes around `threads=4` that it does not need.
-fn quote(word: &str) -> Cow<'_, str> {
+pub fn quote(word: &str) -> Cow<'_, str> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./,=%+:@".contains(c);
     match !word.is_empty() && word.chars().all(is_plain) {
         true => word.into(),
@@ -271,7 +278,7 @@ fn quote(word: &str) -> Cow<'_, str> {
 
 /// Breaks words into lines of at most `width` characters, unless a word alone is longer. The first
 /// line begins with `first`, the others with `indent`.
-fn fill(words: &[&str], width: usize, first: &str, indent: &str) -> Vec<String> {
+pub fn fill(words: &[&str], width: usize, first: &str, indent: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut line = first.to_string();
     let mut is_empty = true;

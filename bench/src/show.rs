@@ -1,4 +1,4 @@
-//! `magpie bench show`: what result files say, as tables, as a page or as a picture.
+//! `magpie bench show`: what result files say, as tables, as a mail, as a page or as a picture.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::provenance::Origin;
 use crate::reference::{self, Names};
 use crate::report::Report;
 use crate::table::{self, Style};
-use crate::{counters, file, html, page, plot};
+use crate::{counters, file, html, mail, page, plot};
 
 /// The content of a result file.
 enum Results {
@@ -129,14 +129,22 @@ pub fn run(args: &Show) -> Result<()> {
     if let Some(page) = &args.into {
         return write_into(page, &args.files, &all);
     }
-    if args.display.compare.is_some() {
-        for results in &all {
-            results.report("--compare")?;
+    for (option, is_given) in [
+        ("--compare", args.display.compare.is_some()),
+        ("--mail", args.mail),
+    ] {
+        if is_given {
+            all.iter()
+                .try_for_each(|results| results.report(option).map(drop))?;
         }
     }
     for (index, (file, results)) in args.files.iter().zip(&all).enumerate() {
         if index > 0 {
             println!();
+        }
+        if args.mail {
+            print!("{}", mail::render(results.report("--mail")?));
+            continue;
         }
         if args.files.len() > 1 && !args.docs {
             println!("{}:", file.display());

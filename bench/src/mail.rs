@@ -1,0 +1,458 @@
+//! A report for a mailing list: plain text, 72 columns, in the form of the tables that are posted
+//! to the kernel's scheduler list.
+//!
+//! ```text
+//!  ==================================================================
+//!  Test          : hackbench
+//!  Units         : s, normalized to eevdf
+//!  Interpretation: lower is better
+//!  Statistic     : arithmetic mean
+//!  ==================================================================
+//!  Case:                 average  norm. [pct imp](   CV)
+//!  -g 1 -l 100
+//!    eevdf                0.3740   1.00 [  -0.00]( 5.58)
+//!    scx_magpie           0.3474   0.93 [   7.10]( 2.11)
+//! ```
+//!
+//! The list's tables have a column per kernel, which leaves 72 columns room for two. Here each
+//! candidate has a line, so that any number fits. A reader's quote marks ("> ") still fit into 80.
+
+use std::fmt::Write as _;
+
+use crate::provenance::{COMMAND, Origin, fill, quote};
+use crate::report::{BASELINE, Report, Row};
+use crate::stats::{Average, Better, Verdict, variation_percent};
+use crate::table::{mark, relate, significant};
+
+/// No line is longer, in characters.
+pub const WIDTH: usize = 72;
+
+const RULE: &str = "==================================================================";
+
+/// Width of the average.
+const AVERAGE: usize = 10;
+
+/// Names of candidates up to this length stand on the line of their figures, longer ones above it.
+const NAME: usize = 20;
+
+const LEGEND: &str = "\
+norm.: the average normalized to eevdf; pct imp: the improvement in
+percent, positive is better; CV: the coefficient of variation in
+percent. The difference is real unless a mark says otherwise:
+  same    the test finds no difference (two-sided Mann-Whitney U test,
+          p >= 0.05)
+  few     too few rounds to tell (at least 4 are needed)
+  mixed   most samples differ one way, the average the other, because
+          of outliers
+";
+
+/// The mail's text. No line is longer than [`WIDTH`].
+pub fn render(report: &Report) -> String {
+    let mut text = head(report.origin());
+    if !report.complete {
+        text += "\nThis run did not end, or the file does not say that it did: samples\nmay be missing.\n";
+    }
+    for block in blocks(report) {
+        text.push('\n');
+        block.write(report, &mut text);
+    }
+    if report.results.is_empty() {
+        return text + "\nThe file has no results.\n";
+    }
+    text.push('\n');
+    text += LEGEND;
+    text.push('\n');
+    text += &summary(report);
+    text += &failures(report);
+    text
+}
+
+/// Machine, kernel, versions and command.
+fn head(origin: Origin) -> String {
+    let mut text = String::new();
+    for (name, value) in origin.parts() {
+        if name != COMMAND {
+            put(&mut text, &value, &format!("{name:<10}  "), "            ");
+        }
+    }
+    if let Some(Ok(words)) = origin.command().map(shell_words::split) {
+        text += "\nMeasured with:\n\n";
+        text += &shell_lines(&words);
+    }
+    text
+}
+
+/// A command in lines that a shell reads back as these words. Lines break before an option, between
+/// words if option and value are too long together, and inside a word if it alone is longer.
+fn shell_lines(words: &[String]) -> String {
+    const INDENT: &str = "      ";
+    // Each line but the last ends in " \".
+    const ROOM: usize = WIDTH - 2;
+    let length = |text: &str| text.chars().count();
+    let mut parts: Vec<Vec<&str>> = Vec::new();
+    for word in words {
+        match parts.last_mut() {
+            Some(part) if !word.starts_with('-') => part.push(word),
+            _ => parts.push(vec![word]),
+        }
+    }
+    let (mut text, mut line) = (String::new(), "  $".to_string());
+    let mut end = |line: &mut String, mark: &str, next: String| {
+        text += &format!("{}{mark}\n", std::mem::replace(line, next));
+    };
+    for part in parts {
+        let quoted: Vec<_> = part.iter().map(|word| quote(word)).collect();
+        let whole = quoted.join(" ");
+        if length(&line) + 1 + length(&whole) <= ROOM {
+            line += &format!(" {whole}");
+            continue;
+        }
+        if INDENT.len() + length(&whole) <= ROOM {
+            end(&mut line, " \\", format!("{INDENT}{whole}"));
+            continue;
+        }
+        for (word, quoted) in part.iter().zip(&quoted) {
+            if length(&line) + 1 + length(quoted) <= ROOM {
+                line += &format!(" {quoted}");
+            } else if INDENT.len() + length(quoted) <= ROOM {
+                end(&mut line, " \\", format!("{INDENT}{quoted}"));
+            } else {
+                // The pieces begin in the first column, because they would be words otherwise.
+                let (mut mark, mut rest) = (" \\", *word);
+                while !rest.is_empty() {
+                    let (piece, others) = rest.split_at(piece_end(rest, ROOM));
+                    end(&mut line, mark, shell_words::quote(piece).into_owned());
+                    (mark, rest) = ("\\", others);
+                }
+            }
+        }
+    }
+    end(&mut line, "", String::new());
+    text
+}
+
+/// Where to break a word so that its first piece, quoted, has at most `room` characters: behind a
+/// comma if one is there.
+fn piece_end(word: &str, room: usize) -> usize {
+    let ends = word.char_indices().map(|(at, c)| at + c.len_utf8());
+    let fits = |end: &usize| shell_words::quote(&word[..*end]).chars().count() <= room;
+    let fitting: Vec<usize> = ends.take_while(fits).collect();
+    let last = fitting.last().copied().unwrap_or(word.len());
+    let behind_comma = |end: &&usize| **end == word.len() || word[..**end].ends_with(',');
+    fitting
+        .iter()
+        .rev()
+        .find(behind_comma)
+        .copied()
+        .unwrap_or(last)
+}
+
+/// The tests of a workload that have the same unit and direction, and so one head.
+struct Block<'a> {
+    workload: &'a str,
+    unit: &'a str,
+    better: Better,
+    tests: Vec<(&'a str, &'a str)>,
+}
+
+fn blocks(report: &Report) -> Vec<Block<'_>> {
+    let mut blocks: Vec<Block> = Vec::new();
+    for test in report.tests() {
+        let Some(row) = report.results.iter().find(|row| row.test() == test) else {
+            continue;
+        };
+        let is_alike = |block: &&mut Block| {
+            (block.workload, block.unit, block.better) == (test.0, row.unit.as_str(), row.better)
+        };
+        match blocks.iter_mut().find(is_alike) {
+            Some(block) => block.tests.push(test),
+            None => blocks.push(Block {
+                workload: test.0,
+                unit: &row.unit,
+                better: row.better,
+                tests: vec![test],
+            }),
+        }
+    }
+    blocks
+}
+
+impl Block<'_> {
+    fn write(&self, report: &Report, text: &mut String) {
+        let direction = match self.better {
+            Better::Lower => "lower is better",
+            Better::Higher => "higher is better",
+        };
+        let statistic = match Average::for_unit(self.unit) {
+            Average::Arithmetic => "arithmetic mean",
+            Average::Harmonic => "harmonic mean",
+        };
+        let _ = writeln!(text, "{RULE}");
+        for (name, value) in [
+            ("Test", self.workload),
+            ("Units", &format!("{}, normalized to {BASELINE}", self.unit)),
+            ("Interpretation", direction),
+            ("Statistic", statistic),
+        ] {
+            put(text, value, &format!("{name:<14}: "), "                ");
+        }
+        let _ = writeln!(text, "{RULE}");
+        let head = "norm. [pct imp](   CV)";
+        let _ = writeln!(
+            text,
+            "{:<NAME$}    {:>AVERAGE$}  {head}",
+            "Case:", "average"
+        );
+        for test in &self.tests {
+            put(text, test.1, "", "    ");
+            for scheduler in report.schedulers() {
+                if let Some(row) = report.row(*test, scheduler) {
+                    write_row(report.row(*test, BASELINE), row, text);
+                }
+            }
+        }
+    }
+}
+
+/// The line of a candidate, with its name above it if both together are too long.
+fn write_row(base: Option<&Row>, row: &Row, text: &mut String) {
+    let name = &row.scheduler;
+    let figures = figures(base, row);
+    let line = format!("  {name:<NAME$}  {figures}");
+    if name.chars().count() <= NAME && line.chars().count() <= WIDTH {
+        let _ = writeln!(text, "{line}");
+        return;
+    }
+    put(text, name, "  ", "      ");
+    let line = format!("  {:<NAME$}  {figures}", "");
+    match line.chars().count() <= WIDTH {
+        true => text.push_str(&(line + "\n")),
+        false => put(text, &figures, "    ", "    "),
+    }
+}
+
+fn figures(base: Option<&Row>, row: &Row) -> String {
+    if row.failed.is_some() {
+        return format!("{:>AVERAGE$}", "FAILED");
+    }
+    let average = match row.samples.is_empty() {
+        true => "-".into(),
+        false => significant(Average::for_unit(&row.unit).of(&row.samples)),
+    };
+    let Some(relation) = base.and_then(|base| relate(base, row)) else {
+        return format!("{average:>AVERAGE$}");
+    };
+    let is_baseline = row.scheduler == BASELINE;
+    let improvement = if is_baseline {
+        -0.0
+    } else {
+        relation.improvement
+    };
+    let mark = if is_baseline {
+        ""
+    } else {
+        mark(relation.verdict)
+    };
+    format!(
+        "{average:>AVERAGE$}  {:>5.2} [{improvement:>7.2}]({:>5.2}){mark}",
+        relation.normalized,
+        variation_percent(&row.samples),
+    )
+}
+
+/// The verdicts counted, a line for each candidate.
+fn summary(report: &Report) -> String {
+    let tests = report.tests();
+    let mut text = String::new();
+    for scheduler in report.schedulers() {
+        if scheduler == BASELINE {
+            continue;
+        }
+        let (mut better, mut worse, mut undecided, mut missing) = (0, 0, 0, 0);
+        for test in &tests {
+            let rows = report
+                .row(*test, BASELINE)
+                .zip(report.row(*test, scheduler));
+            let measured = rows.filter(|(_, row)| row.failed.is_none());
+            match measured.and_then(|(base, row)| relate(base, row)) {
+                None => missing += 1,
+                Some(r) if r.verdict != Verdict::Different => undecided += 1,
+                Some(r) if r.improvement >= 0.0 => better += 1,
+                Some(_) => worse += 1,
+            }
+        }
+        let mut line = format!(
+            "{scheduler}: better in {better} of {} tests, worse in {worse}, no real difference in {undecided}",
+            tests.len()
+        );
+        if missing > 0 {
+            let _ = write!(line, ", without a result in {missing}");
+        }
+        put(&mut text, &line, "", "    ");
+    }
+    text
+}
+
+/// The reason of each failure, once for each candidate.
+fn failures(report: &Report) -> String {
+    let mut text = String::new();
+    let mut told: Vec<(&str, &str)> = Vec::new();
+    for row in &report.results {
+        let Some(why) = row.failed.as_deref() else {
+            continue;
+        };
+        if told.contains(&(&row.scheduler, why)) {
+            continue;
+        }
+        told.push((&row.scheduler, why));
+        let _ = writeln!(text, "\nFAILED:");
+        put(
+            &mut text,
+            &format!("{} under {}", row.workload, row.scheduler),
+            "  ",
+            "    ",
+        );
+        for line in why.lines() {
+            put(&mut text, line, "    ", "      ");
+        }
+    }
+    text
+}
+
+/// Writes words, broken into lines of at most [`WIDTH`] characters; also inside a word if it alone
+/// is longer.
+fn put(text: &mut String, words: &str, first: &str, indent: &str) {
+    let room = WIDTH - indent.len().max(first.len());
+    let pieces = words.split_whitespace().flat_map(|word| pieces(word, room));
+    let pieces: Vec<String> = pieces.collect();
+    let words: Vec<&str> = pieces.iter().map(String::as_str).collect();
+    for line in fill(&words, WIDTH, first, indent) {
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+}
+
+/// The word in pieces of at most `length` characters.
+fn pieces(word: &str, length: usize) -> Vec<String> {
+    let characters: Vec<char> = word.chars().collect();
+    let pieces = characters.chunks(length);
+    pieces.map(|piece| piece.iter().collect()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+    use crate::report::tests::report_of;
+
+    const BASE: &[f64] = &[1.00, 1.02, 0.98, 1.01, 0.99];
+
+    fn widest(text: &str) -> usize {
+        text.lines().map(|line| line.chars().count()).max().unwrap()
+    }
+
+    #[test]
+    fn a_mail_has_machine_command_table_and_verdicts() {
+        let mut report = report_of(&[
+            ("eevdf", BASE),
+            ("scx_magpie", &[0.90, 0.91, 0.89, 0.90, 0.90]),
+            ("scx_b", &[1.01, 1.02, 0.99, 1.03, 0.97]),
+            ("scx_c", &[]),
+        ]);
+        report.results[3].failed = Some("runnable task stall\nwatchdog".into());
+        report.options = [
+            (
+                "command_line",
+                json!("magpie bench --sched 'scx_magpie, scx_b' --rounds 5"),
+            ),
+            ("rounds", json!(5)),
+        ]
+        .map(|(name, value)| (name.to_string(), value))
+        .into();
+        let text = render(&report);
+        for line in [
+            "kernel      7.2.12-test",
+            "  $ magpie bench --sched 'scx_magpie, scx_b' --rounds 5",
+            "Test          : hackbench",
+            "Units         : s, normalized to eevdf",
+            "Interpretation: lower is better",
+            "Statistic     : arithmetic mean",
+            "-g 1",
+            "  eevdf                      1.000   1.00 [  -0.00]( 1.58)",
+            "  scx_magpie                0.9000   0.90 [  10.00]( 0.79)",
+            "  scx_b                      1.004   1.00 [  -0.40]( 2.40) same",
+            "  scx_c                     FAILED",
+            "scx_magpie: better in 1 of 1 tests, worse in 0, no real difference in 0",
+            "scx_b: better in 0 of 1 tests, worse in 0, no real difference in 1",
+            "    watchdog",
+        ] {
+            assert!(
+                text.lines().any(|found| found == line),
+                "no line `{line}` in\n{text}"
+            );
+        }
+        assert!(widest(&text) <= WIDTH, "{text}");
+    }
+
+    #[test]
+    fn rates_have_a_head_of_their_own() {
+        let mut report = report_of(&[("eevdf", BASE), ("eevdf", BASE)]);
+        report.results[1].case = "-g 1: throughput".into();
+        report.results[1].unit = "requests/s".into();
+        report.results[1].better = Better::Higher;
+        let text = render(&report);
+        assert_eq!(
+            text.matches("Test          : hackbench").count(),
+            2,
+            "{text}"
+        );
+        assert!(
+            text.contains("higher is better\nStatistic     : harmonic mean"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn an_empty_or_unfinished_file_says_so() {
+        let mut report = report_of(&[]);
+        assert!(render(&report).contains("no results"));
+        report.complete = false;
+        assert!(render(&report).contains("did not end"));
+    }
+
+    #[test]
+    fn long_commands_break_where_a_shell_joins_them() {
+        let list = "scx_magpie --no-steal,".repeat(9);
+        let words = ["magpie", "bench", "--sched", &list, "--json", "x"].map(String::from);
+        let text = shell_lines(&words);
+        assert!(widest(&text) <= WIDTH, "{text}");
+        assert!(text.contains("--no-steal,'\\\n'scx_magpie"), "{text}");
+        let read = shell_words::split(text.trim_start_matches("  $"));
+        assert_eq!(read.unwrap(), words);
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_is_wider_than_a_mail(
+            names in prop::collection::vec("[a-z{}@=, _-]{1,120}", 1..4),
+            case in "[ -~]{0,200}",
+            why in "[ -~\n]{0,300}",
+            scale in -12_i32..12,
+            words in prop::collection::vec("[ -~]{0,150}", 1..8),
+        ) {
+            let samples: Vec<f64> = BASE.iter().map(|s| s * 10_f64.powi(scale)).collect();
+            let mut rows: Vec<(&str, &[f64])> = vec![("eevdf", BASE)];
+            rows.extend(names.iter().map(|name| (name.as_str(), samples.as_slice())));
+            let mut report = report_of(&rows);
+            report.results.iter_mut().for_each(|row| row.case.clone_from(&case));
+            report.results.last_mut().unwrap().failed = Some(why);
+            report.options.insert("command_line".into(), shell_words::join(&words).into());
+            let text = render(&report);
+            prop_assert!(widest(&text) <= WIDTH, "{}", text);
+            let lines = shell_lines(&words);
+            let read = shell_words::split(lines.trim_start_matches("  $")).unwrap();
+            prop_assert_eq!(read, words);
+        }
+    }
+}
