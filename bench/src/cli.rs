@@ -73,7 +73,8 @@ fn run_merge(args: &Merge) -> Result<()> {
         .iter()
         .map(|file| Ok((file.display().to_string(), Report::load(file)?)))
         .collect::<Result<_>>()?;
-    let whole = shard::merge(&reports)?;
+    let mut whole = shard::merge(&reports)?;
+    whole.judge();
     whole.save(&args.json)?;
     if !file::is_standard_stream(&args.json) {
         print!("{}", render(&whole, Style::Text));
@@ -93,6 +94,7 @@ fn run_measure(args: &Measure) -> Result<u8> {
 
     let ran = suite.run(place.as_mut(), &mut report, &mut progress);
     progress.finish();
+    report.judge();
     print_results(args, &report)?;
     for (rows, names) in published.iter().filter(|_| ran.is_ok()) {
         println!(

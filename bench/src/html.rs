@@ -11,7 +11,8 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use crate::provenance::Values;
 use crate::report::{BASELINE, Report, Row};
 use crate::stats::{Average, Better, Verdict, variation_percent};
-use crate::table::{Relation, mark, relate, significant};
+use crate::table::{Relation, significant};
+use crate::verdicts::Verdicts;
 use crate::{curve, file, occupancy, strip};
 
 const STYLE: &str = "
@@ -82,22 +83,10 @@ fn render(report: &Report) -> Result<String> {
 /// result.
 fn summary(report: &Report) -> Markup {
     let tests = report.tests();
+    let verdicts = Verdicts::of(report);
     let line = |scheduler: &str| {
-        let mut count = [0; 4];
-        for test in &tests {
-            let rows = report
-                .row(*test, BASELINE)
-                .zip(report.row(*test, scheduler));
-            let relation = rows
-                .and_then(|(base, row)| row.failed.is_none().then(|| relate(base, row)).flatten());
-            count[match relation {
-                None => 3,
-                Some(r) if r.verdict != Verdict::Different => 2,
-                Some(r) if r.improvement >= 0.0 => 0,
-                Some(_) => 1,
-            }] += 1;
-        }
-        count
+        let tally = verdicts.tally(report, scheduler);
+        [tally.better, tally.worse, tally.undecided, tally.missing]
     };
     html! {
         table {
@@ -122,8 +111,8 @@ fn how_to_read() -> Markup {
              better, whichever direction that is), coefficient of variation in percent. "
             b.better { "Green" } " and " b.worse { "red" } " are real differences (two-sided Mann-Whitney U \
              test, p < 0.05). Grey is no real difference (same), too few rounds to test (few), or an \
-             average that outliers put on the other side (mixed). Of twenty rows, one is expected to look \
-             different by chance."
+             average that outliers put on the other side (mixed). A difference is weak if it is real by its own \
+             test, but may be chance as one of so many rows (Benjamini-Hochberg, false discovery rate 0.05)."
         }
     }
 }
@@ -135,6 +124,7 @@ fn section(report: &Report, workload: &str) -> Result<Markup> {
         .filter(|(name, _)| *name == workload)
         .collect();
     let schedulers = report.schedulers();
+    let verdicts = Verdicts::of(report);
     let pictures: Vec<_> = tests
         .iter()
         .map(|test| {
@@ -157,7 +147,7 @@ fn section(report: &Report, workload: &str) -> Result<Markup> {
                     td { (test.1) }
                     td { (baseline(report, *test)) }
                     @for scheduler in &schedulers {
-                        @if *scheduler != BASELINE { td { (cell(report, *test, scheduler)) } }
+                        @if *scheduler != BASELINE { td { (cell(report, &verdicts, *test, scheduler)) } }
                     }
                 }
             }
@@ -199,24 +189,21 @@ fn direction(report: &Report, test: (&str, &str)) -> &'static str {
     }
 }
 
-fn cell(report: &Report, test: (&str, &str), scheduler: &str) -> Markup {
+fn cell(report: &Report, verdicts: &Verdicts, test: (&str, &str), scheduler: &str) -> Markup {
     let Some(row) = report.row(test, scheduler) else {
         return html! { "-" };
     };
     if row.failed.is_some() {
         return html! { span.failed { "FAILED" } };
     }
-    let Some(relation) = report
-        .row(test, BASELINE)
-        .and_then(|base| relate(base, row))
-    else {
+    let Some((relation, judged)) = verdicts.get(report, row) else {
         return html! { "-" };
     };
     html! {
         span class=(class(&relation)) {
             (format!("{:.2} [{:+.2}]({:.2})", relation.normalized, relation.improvement,
                      variation_percent(&row.samples)))
-            (mark(relation.verdict))
+            (judged.mark())
         }
     }
 }

@@ -14,7 +14,7 @@
 //!                          |  samples, counters, occupancy
 //!                        report, provenance ----> file      JSON: raw samples, and their origin
 //!                          |
-//!                        stats
+//!                   stats, verdicts
 //!                          |
 //!        +--------+--------+-+--------+-----------+
 //!      table   compare     html     plot      shard         text, exit code, pages, pictures,
@@ -26,7 +26,7 @@
 //!   peers                                                   installs published schedulers
 //! ```
 //!
-//! The report keeps raw samples, and `stats` computes every average and verdict from them, so that
+//! The report keeps raw samples, and `stats` and `verdicts` compute every average and verdict from them, so that
 //! a better statistic can be applied to old files.
 
 pub mod candidate;
@@ -59,3 +59,4 @@ mod shard;
 mod show;
 mod strip;
 mod suite;
+mod verdicts;

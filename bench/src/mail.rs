@@ -21,8 +21,9 @@ use std::fmt::Write as _;
 
 use crate::provenance::{COMMAND, Origin, fill, quote};
 use crate::report::{BASELINE, Report, Row};
-use crate::stats::{Average, Better, Verdict, variation_percent};
-use crate::table::{mark, relate, significant};
+use crate::stats::{Average, Better, variation_percent};
+use crate::table::significant;
+use crate::verdicts::Verdicts;
 
 /// No line is longer, in characters.
 pub const WIDTH: usize = 72;
@@ -44,6 +45,8 @@ percent. The difference is real unless a mark says otherwise:
   few     too few rounds to tell (at least 4 are needed)
   mixed   most samples differ one way, the average the other, because
           of outliers
+  weak    different by its own test, but not as one of so many rows
+          (Benjamini-Hochberg, false discovery rate 0.05)
 ";
 
 /// The mail's text. No line is longer than [`WIDTH`].
@@ -52,9 +55,10 @@ pub fn render(report: &Report) -> String {
     if !report.complete {
         text += "\nThis run did not end, or the file does not say that it did: samples\nmay be missing.\n";
     }
+    let verdicts = Verdicts::of(report);
     for block in blocks(report) {
         text.push('\n');
-        block.write(report, &mut text);
+        block.write(report, &verdicts, &mut text);
     }
     if report.results.is_empty() {
         return text + "\nThe file has no results.\n";
@@ -62,7 +66,7 @@ pub fn render(report: &Report) -> String {
     text.push('\n');
     text += LEGEND;
     text.push('\n');
-    text += &summary(report);
+    text += &summary(report, &verdicts);
     text += &failures(report);
     text
 }
@@ -178,7 +182,7 @@ fn blocks(report: &Report) -> Vec<Block<'_>> {
 }
 
 impl Block<'_> {
-    fn write(&self, report: &Report, text: &mut String) {
+    fn write(&self, report: &Report, verdicts: &Verdicts, text: &mut String) {
         let direction = match self.better {
             Better::Lower => "lower is better",
             Better::Higher => "higher is better",
@@ -207,7 +211,7 @@ impl Block<'_> {
             put(text, test.1, "", "    ");
             for scheduler in report.schedulers() {
                 if let Some(row) = report.row(*test, scheduler) {
-                    write_row(report.row(*test, BASELINE), row, text);
+                    write_row(row, &figures(report, verdicts, row), text);
                 }
             }
         }
@@ -215,9 +219,8 @@ impl Block<'_> {
 }
 
 /// The line of a candidate, with its name above it if both together are too long.
-fn write_row(base: Option<&Row>, row: &Row, text: &mut String) {
+fn write_row(row: &Row, figures: &str, text: &mut String) {
     let name = &row.scheduler;
-    let figures = figures(base, row);
     let line = format!("  {name:<NAME$}  {figures}");
     if name.chars().count() <= NAME && line.chars().count() <= WIDTH {
         let _ = writeln!(text, "{line}");
@@ -227,67 +230,53 @@ fn write_row(base: Option<&Row>, row: &Row, text: &mut String) {
     let line = format!("  {:<NAME$}  {figures}", "");
     match line.chars().count() <= WIDTH {
         true => text.push_str(&(line + "\n")),
-        false => put(text, &figures, "    ", "    "),
+        false => put(text, figures, "    ", "    "),
     }
 }
 
-fn figures(base: Option<&Row>, row: &Row) -> String {
+fn figures(report: &Report, verdicts: &Verdicts, row: &Row) -> String {
     if row.failed.is_some() {
         return format!("{:>AVERAGE$}", "FAILED");
     }
-    let average = match row.samples.is_empty() {
-        true => "-".into(),
-        false => significant(Average::for_unit(&row.unit).of(&row.samples)),
-    };
-    let Some(relation) = base.and_then(|base| relate(base, row)) else {
-        return format!("{average:>AVERAGE$}");
-    };
-    let is_baseline = row.scheduler == BASELINE;
-    let improvement = if is_baseline {
-        -0.0
-    } else {
-        relation.improvement
-    };
-    let mark = if is_baseline {
-        ""
-    } else {
-        mark(relation.verdict)
+    if row.samples.is_empty() {
+        return format!("{:>AVERAGE$}", "-");
+    }
+    let average = significant(Average::for_unit(&row.unit).of(&row.samples));
+    let (normalized, improvement, mark) = match verdicts.get(report, row) {
+        Some((relation, judged)) => (relation.normalized, relation.improvement, judged.mark()),
+        // The list prints the baseline's own improvement as -0.00.
+        None if row.scheduler == BASELINE => (1.0, -0.0, ""),
+        None => return format!("{average:>AVERAGE$}"),
     };
     format!(
-        "{average:>AVERAGE$}  {:>5.2} [{improvement:>7.2}]({:>5.2}){mark}",
-        relation.normalized,
+        "{average:>AVERAGE$}  {normalized:>5.2} [{improvement:>7.2}]({:>5.2}){mark}",
         variation_percent(&row.samples),
     )
 }
 
 /// The verdicts counted, a line for each candidate.
-fn summary(report: &Report) -> String {
-    let tests = report.tests();
+fn summary(report: &Report, verdicts: &Verdicts) -> String {
+    let tests = report.tests().len();
     let mut text = String::new();
     for scheduler in report.schedulers() {
         if scheduler == BASELINE {
             continue;
         }
-        let (mut better, mut worse, mut undecided, mut missing) = (0, 0, 0, 0);
-        for test in &tests {
-            let rows = report
-                .row(*test, BASELINE)
-                .zip(report.row(*test, scheduler));
-            let measured = rows.filter(|(_, row)| row.failed.is_none());
-            match measured.and_then(|(base, row)| relate(base, row)) {
-                None => missing += 1,
-                Some(r) if r.verdict != Verdict::Different => undecided += 1,
-                Some(r) if r.improvement >= 0.0 => better += 1,
-                Some(_) => worse += 1,
-            }
-        }
+        let tally = verdicts.tally(report, scheduler);
         let mut line = format!(
-            "{scheduler}: better in {better} of {} tests, worse in {worse}, no real difference in {undecided}",
-            tests.len()
+            "{scheduler}: better in {} of {tests} tests, worse in {}, no real difference in {}",
+            tally.better, tally.worse, tally.undecided
         );
-        if missing > 0 {
-            let _ = write!(line, ", without a result in {missing}");
+        if tally.missing > 0 {
+            let _ = write!(line, ", without a result in {}", tally.missing);
         }
+        put(&mut text, &line, "", "    ");
+    }
+    let (tested, different, corrected) = verdicts.count();
+    if tested > 1 {
+        let line = format!(
+            "{different} of {tested} rows differ by their own tests, {corrected} after the correction for their number."
+        );
         put(&mut text, &line, "", "    ");
     }
     text

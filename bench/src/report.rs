@@ -1,8 +1,8 @@
 //! The result file of a run.
 //!
 //! It has the raw samples and everything that is needed to repeat the run. Tables, verdicts and
-//! comparisons are computed from it and never stored in it, so that a better statistic can be
-//! applied to old files.
+//! comparisons are computed from the samples, so that a better statistic can be applied to old
+//! files. The verdicts that a file has are for other programs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::file;
 use crate::provenance::{Origin, Values};
 use crate::stats::Better;
+use crate::verdicts::{Judged, Verdicts};
 
 /// Version of the result file's format. It is raised when an old reader would misread a new file.
 pub const SCHEMA: u32 = 1;
@@ -75,6 +76,10 @@ pub struct Row {
     /// Counters of the kernel and of the scheduler, mean per run.
     #[serde(default)]
     pub counters: BTreeMap<String, f64>,
+    /// The verdicts, for other programs: this one computes them anew from the samples. Only in a
+    /// file whose run has ended; None for the baseline, and for a row that has no result.
+    #[serde(default, skip_deserializing, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<Judged>,
     /// The reason why this row has fewer samples than asked for; absent if nothing failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
@@ -145,6 +150,14 @@ impl Report {
             report.schema
         );
         Ok(report)
+    }
+
+    /// Puts the verdicts into the rows, as the run has ended.
+    pub fn judge(&mut self) {
+        let verdicts: Vec<Option<Judged>> = Verdicts::of(self).judged().collect();
+        for (row, verdict) in self.results.iter_mut().zip(verdicts) {
+            row.verdict = verdict;
+        }
     }
 
     /// Writes the report as JSON, compressed if the name ends in `.gz`; `-` is standard output. A

@@ -262,6 +262,7 @@ impl Suite {
                                 _ => Occupancy::new(),
                             },
                             counters: mean(&cell.counters),
+                            verdict: None,
                             failed: cell.failed.clone(),
                         });
                     }

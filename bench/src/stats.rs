@@ -105,13 +105,15 @@ pub fn interval(samples: &[f64], average: Average) -> Option<(f64, f64)> {
 }
 
 /// The result of the test of two sets of samples.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// The test finds a real difference at [`SIGNIFICANCE`].
     Different,
     /// The test finds no difference, and there are enough samples to find one.
     Same,
     /// There are so few samples that even complete separation would be no evidence.
+    #[serde(rename = "few")]
     TooFew,
     /// The test finds a difference, but most samples lie to one side and the average to the other:
     /// outliers decide the average, and its percentage would claim the opposite of the real
@@ -121,9 +123,14 @@ pub enum Verdict {
 
 /// Judges whether two sets of samples differ.
 pub fn judge(base: &[f64], other: &[f64]) -> Verdict {
+    judge_p(base, other, mann_whitney(base, other))
+}
+
+/// Judges whether two sets of samples differ whose [`mann_whitney`] is `p`.
+pub fn judge_p(base: &[f64], other: &[f64], p: f64) -> Verdict {
     if smallest_p(base.len(), other.len()) >= SIGNIFICANCE {
         Verdict::TooFew
-    } else if mann_whitney(base, other) < SIGNIFICANCE {
+    } else if p < SIGNIFICANCE {
         Verdict::Different
     } else {
         Verdict::Same

@@ -3,13 +3,13 @@
 //!
 //! A cell reads `0.93 [  7.10]( 2.11)`: the average normalized to the baseline, the improvement in
 //! percent (positive is better, for times as for rates), and the coefficient of variation in
-//! percent. Behind it, `same` means that the test finds no difference, and `few` that there are too
-//! few rounds to find one.
+//! percent. Behind it stands a mark of the verdict, see [`Judged::mark`].
 
 use std::fmt::Write as _;
 
 use crate::report::{BASELINE, Report, Row};
-use crate::stats::{Average, Better, Verdict, direction, judge, variation_percent};
+use crate::stats::{Average, Better, Verdict, direction, judge_p, mann_whitney, variation_percent};
+use crate::verdicts::{Judged, Verdicts};
 
 /// How the table is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub struct Relation {
     pub improvement: f64,
     /// Whether the difference is real.
     pub verdict: Verdict,
+    /// The test's p value.
+    pub p: f64,
 }
 
 /// Compares a row with the baseline's row; None if either has no usable samples.
@@ -55,7 +57,8 @@ pub fn relate(base: &Row, row: &Row) -> Option<Relation> {
     };
     // The test compares ranks and the percentage averages, so outliers can make them disagree.
     let shift = direction(&base.samples, &row.samples);
-    let verdict = match judge(&base.samples, &row.samples) {
+    let p = mann_whitney(&base.samples, &row.samples);
+    let verdict = match judge_p(&base.samples, &row.samples, p) {
         Verdict::Different if shift * (normalized - 1.0) < 0.0 => Verdict::Mixed,
         verdict => verdict,
     };
@@ -63,6 +66,7 @@ pub fn relate(base: &Row, row: &Row) -> Option<Relation> {
         normalized,
         improvement,
         verdict,
+        p,
     })
 }
 
@@ -71,13 +75,29 @@ pub fn render(report: &Report, style: Style) -> String {
     let mut text = render_tables(report, style);
     if !text.is_empty() {
         text.push_str(LEGEND);
+        text.push_str(&describe_correction(&Verdicts::of(report)));
     }
     text
+}
+
+/// How many rows differ on their own, and how many still do as rows of one report.
+fn describe_correction(verdicts: &Verdicts) -> String {
+    let (tested, different, corrected) = verdicts.count();
+    if tested < 2 {
+        return String::new();
+    }
+    format!(
+        "weak: different by its own test, but not as one of {tested} rows (Benjamini-Hochberg, false \
+         discovery rate 0.05).\n\
+         {different} of {tested} rows differ by their own tests, {corrected} after the correction for \
+         their number.\n"
+    )
 }
 
 /// The tables alone, one per workload, an empty line behind each.
 pub fn render_tables(report: &Report, style: Style) -> String {
     let schedulers = report.schedulers();
+    let verdicts = Verdicts::of(report);
     let mut text = String::new();
     let mut workloads: Vec<&str> = report
         .tests()
@@ -92,7 +112,7 @@ pub fn render_tables(report: &Report, style: Style) -> String {
                 .tests()
                 .into_iter()
                 .filter(|(name, _)| name == workload)
-                .map(|test| line(report, test, &schedulers)),
+                .map(|test| line(report, &verdicts, test, &schedulers)),
         );
         write_lines(&mut text, &lines, style, Align::Left);
         text.push('\n');
@@ -114,7 +134,12 @@ fn header(workload: &str, schedulers: &[&str]) -> Vec<String> {
 }
 
 /// The line of a test, with the cells of all schedulers.
-fn line(report: &Report, test: (&str, &str), schedulers: &[&str]) -> Vec<String> {
+fn line(
+    report: &Report,
+    verdicts: &Verdicts,
+    test: (&str, &str),
+    schedulers: &[&str],
+) -> Vec<String> {
     let base = report.row(test, BASELINE);
     let average = match base {
         Some(row) if !row.samples.is_empty() => {
@@ -127,44 +152,27 @@ fn line(report: &Report, test: (&str, &str), schedulers: &[&str]) -> Vec<String>
         _ => "-".into(),
     };
     let mut cells = vec![test.1.to_string(), average];
-    cells.extend(schedulers.iter().map(|s| cell(base, report.row(test, s))));
+    cells.extend(schedulers.iter().map(|scheduler| {
+        let row = report.row(test, scheduler);
+        cell(row, row.and_then(|row| verdicts.get(report, row)))
+    }));
     cells
 }
 
 /// The cell of a row: `-` without samples, `FAILED` if the scheduler or workload failed.
-fn cell(base: Option<&Row>, row: Option<&Row>) -> String {
+fn cell(row: Option<&Row>, judged: Option<(Relation, Judged)>) -> String {
     let Some(row) = row else { return "-".into() };
     if row.failed.is_some() {
         return "FAILED".into();
     }
-    let Some(relation) = base.and_then(|base| relate(base, row)) else {
-        return "-".into();
-    };
-    let mut text = format!(
-        "{:.2} [{:>6.2}]({:>5.2})",
-        relation.normalized,
+    let (normalized, improvement, mark) = match judged {
+        Some((relation, judged)) => (relation.normalized, relation.improvement, judged.mark()),
         // The kernel list prints the baseline's own improvement as -0.00.
-        if row.scheduler == BASELINE {
-            -0.0
-        } else {
-            relation.improvement
-        },
-        variation_percent(&row.samples)
-    );
-    if row.scheduler != BASELINE {
-        text.push_str(mark(relation.verdict));
-    }
-    text
-}
-
-/// The mark behind a cell.
-pub fn mark(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Different => "",
-        Verdict::Same => " same",
-        Verdict::TooFew => " few",
-        Verdict::Mixed => " mixed",
-    }
+        None if row.scheduler == BASELINE && !row.samples.is_empty() => (1.0, -0.0, ""),
+        None => return "-".into(),
+    };
+    let variation = variation_percent(&row.samples);
+    format!("{normalized:.2} [{improvement:>6.2}]({variation:>5.2}){mark}")
 }
 
 /// Four significant digits: enough to see a per-mille, few enough to read.
