@@ -113,6 +113,7 @@ fn judge_row(old: &Report, new: &Report, before: &Row, gate: Gate) -> Result<Str
             Verdict::Same => ", not a real difference",
             Verdict::TooFew => ", too few rounds to test",
             Verdict::Mixed => ", because of outliers: most samples are better",
+            Verdict::Undecided => ", not decided when the rounds ended",
         }
     );
     let is_worse = relation.improvement < -gate.fail_over

@@ -212,7 +212,7 @@ fn class(relation: &Relation) -> &'static str {
     match relation.verdict {
         Verdict::Different if relation.improvement >= 0.0 => "better",
         Verdict::Different => "worse",
-        Verdict::Same | Verdict::TooFew | Verdict::Mixed => "unsure",
+        Verdict::Same | Verdict::TooFew | Verdict::Mixed | Verdict::Undecided => "unsure",
     }
 }
 

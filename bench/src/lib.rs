@@ -35,6 +35,7 @@ pub mod html;
 pub mod place;
 pub mod report;
 pub mod runner;
+pub mod sequential;
 pub mod stats;
 pub mod table;
 pub mod workload;

@@ -40,9 +40,18 @@ const LEGEND: &str = "\
 norm.: the average normalized to eevdf; pct imp: the improvement in
 percent, positive is better; CV: the coefficient of variation in
 percent. The difference is real unless a mark says otherwise:
+";
+const FIXED: &str = "\
   same    the test finds no difference (two-sided Mann-Whitney U test,
           p >= 0.05)
   few     too few rounds to tell (at least 4 are needed)
+";
+const UNTIL_SURE: &str = "\
+  same    the difference is known to be smaller than the margin of
+          --until-sure (always-valid rank test, p < 0.05)
+  unsure  not decided within the rounds
+";
+const MARKS: &str = "\
   mixed   most samples differ one way, the average the other, because
           of outliers
   weak    different by its own test, but not as one of so many rows
@@ -65,6 +74,11 @@ pub fn render(report: &Report) -> String {
     }
     text.push('\n');
     text += LEGEND;
+    text += match report.until_sure() {
+        Some(_) => UNTIL_SURE,
+        None => FIXED,
+    };
+    text += MARKS;
     text.push('\n');
     text += &summary(report, &verdicts);
     text += &failures(report);

@@ -23,6 +23,7 @@ use crate::{callbacks, peers};
     --workload hackbench,pipe,latency --groups 1,4 --rounds 8 --json result.json\n  \
     magpie bench --suite steal,latency,fairness --sched scx_magpie,scx_cosmos --html report.html\n  \
     magpie bench --in vtime --suite push --ablate --shard 1/4 --json part1.json\n  \
+    magpie bench --sched scx_magpie --workload pipe,latency --until-sure --margin 2%\n  \
     magpie bench peers install scx_cosmos scx_lavd\n  \
     magpie bench show result.json\n  \
     magpie bench show --mail result.json\n  \
@@ -84,9 +85,17 @@ pub(crate) struct Measure {
     /// More workloads, in the form of bench/workloads.toml
     #[arg(long, value_name = "FILE")]
     pub(crate) workloads: Option<PathBuf>,
-    /// Rounds that count; one more runs before them as warm-up and is dropped
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
-    pub(crate) rounds: u16,
+    /// Rounds that count; one more runs before them as warm-up and is dropped [default: 5, and at
+    /// most 30 with --until-sure]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) rounds: Option<u16>,
+    /// Run each row until it is decided, with at most --rounds rounds: until its difference is real,
+    /// or known to be smaller than --margin
+    #[arg(long)]
+    pub(crate) until_sure: bool,
+    /// With --until-sure, the difference below which two candidates are the same
+    #[arg(long, default_value = "3%", value_parser = parse_percent, value_name = "PERCENT", requires = "until_sure")]
+    pub(crate) margin: f64,
     /// hackbench groups, one case for each value: 1,4 [short for --set groups=1,4]
     #[arg(long, value_name = "LIST")]
     pub(crate) groups: Option<String>,

@@ -20,6 +20,10 @@ use crate::workload::{self, Case, Parameters, Workload};
 const MACHINE: &str = "tiny2";
 const VIRTUAL_TIME_MACHINE: &str = "vt16";
 
+/// Rounds where the command line names no number.
+const ROUNDS: usize = 5;
+const UNTIL_SURE_ROUNDS: usize = 30;
+
 /// The suite to measure, and the place for it.
 pub struct Plan {
     /// Schedulers, cases and rounds.
@@ -46,11 +50,17 @@ impl Plan {
         let mut suite = Suite {
             candidates: candidate::parse_list(&args.sched)?,
             work: choose_work(args, &suites, cpus)?,
-            rounds: args.rounds.into(),
+            rounds: rounds(args),
+            until_sure: args.until_sure.then_some(args.margin / 100.0),
         };
         if args.ablate {
             candidate::add_ablation(&mut suite.candidates)?;
         }
+        ensure!(
+            !args.until_sure || suite.candidates.len() > 1,
+            "--until-sure compares candidates with eevdf, and there is only eevdf: name another with \
+             --sched, such as scx_magpie or again=eevdf"
+        );
         let mut options = runner::options(&suite);
         if let Some(shard) = args.shard {
             shard.choose(&mut suite.work);
@@ -112,6 +122,15 @@ fn schedulers<'a>(suite: &'a Suite, programs: &'a [PathBuf]) -> impl Iterator<It
             .find(|copied| copied.file_name() == program.file_name());
         copied.map_or(program, PathBuf::as_path)
     })
+}
+
+/// The rounds that count; with `--until-sure`, at most.
+fn rounds(args: &Measure) -> usize {
+    let default = match args.until_sure {
+        true => UNTIL_SURE_ROUNDS,
+        false => ROUNDS,
+    };
+    args.rounds.map_or(default, usize::from)
 }
 
 /// The guest's machine, from the command line, the suites or the default; None on the host.
@@ -366,6 +385,7 @@ mod tests {
             candidates: candidate::parse_list(&args.sched).unwrap(),
             work: Vec::new(),
             rounds: 1,
+            until_sure: None,
         };
         let error = find_programs(Where::Vm, &mut suite)
             .unwrap_err()
@@ -382,6 +402,7 @@ mod tests {
             candidates: Vec::new(),
             work: work("--workload cyclictest").unwrap(),
             rounds: 1,
+            until_sure: None,
         };
         let Ok(programs) = find_programs(Where::Vm, &mut suite) else {
             // Not built: that is said, and is not what is tested here.

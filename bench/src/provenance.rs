@@ -13,6 +13,8 @@ use magpie_lab::files;
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
+use crate::report::UNTIL_SURE;
+
 /// Named values of a result file: its machine, or its options.
 pub type Values = BTreeMap<String, Value>;
 
@@ -175,6 +177,9 @@ impl<'a> Origin<'a> {
     /// How often each case was run under each scheduler.
     pub fn rounds(self) -> String {
         match self.options.get("rounds").and_then(Value::as_u64) {
+            Some(rounds) if self.options.contains_key(UNTIL_SURE) => {
+                format!("at most {rounds} interleaved rounds, until each row is decided")
+            }
             Some(1) => "one round".into(),
             Some(rounds) => format!("{rounds} interleaved rounds"),
             None => "rounds not recorded".into(),

@@ -22,6 +22,9 @@ pub const SCHEMA: u32 = 1;
 /// The name of the baseline in reports: the kernel without a sched_ext scheduler.
 pub const BASELINE: &str = "eevdf";
 
+/// The option under which a report keeps the margin of `--until-sure`, as a share.
+pub const UNTIL_SURE: &str = "until_sure";
+
 /// A result file. Readers ignore keys that they do not know.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
@@ -168,6 +171,11 @@ impl Report {
     pub fn save(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self).context("encode the report")?;
         file::write(path, &(text + "\n"))
+    }
+
+    /// The margin of `--until-sure`, as a share; None if the number of rounds was fixed.
+    pub fn until_sure(&self) -> Option<f64> {
+        self.options.get(UNTIL_SURE)?.as_f64()
     }
 
     /// Where the results come from.

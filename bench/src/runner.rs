@@ -10,6 +10,9 @@
 //! Schedulers are interleaved, because a host drifts (other load, temperature, page cache) and all
 //! schedulers must see the same drift. The order rotates, so that no scheduler always runs behind
 //! the same other one. After each scheduler's turn the report is consistent and is saved.
+//!
+//! With `--until-sure`, a case runs under a candidate until its rows are decided, and under the
+//! baseline until they are decided for all candidates.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,7 +23,8 @@ use crate::candidate::Candidate;
 use crate::counters::{Counters, Reading, mean};
 use crate::place::Place;
 use crate::provenance::Values;
-use crate::report::{BASELINE, Curve, Occupancy, Report, Row};
+use crate::report::{BASELINE, Curve, Occupancy, Report, Row, UNTIL_SURE};
+use crate::sequential::Sequential;
 use crate::workload::{Case, Metric, Workload};
 use crate::{interrupt, occupancy, shard};
 
@@ -32,6 +36,9 @@ pub struct Suite {
     pub work: Vec<(Workload, Vec<Case>)>,
     /// Rounds that count; one more is run before them and dropped.
     pub rounds: usize,
+    /// Runs a case under a candidate only until all its rows are decided: until the difference from
+    /// the baseline is real, or known to be smaller than this share. `rounds` is then the limit.
+    pub until_sure: Option<f64>,
 }
 
 /// How far a run is.
@@ -66,6 +73,10 @@ struct Cell {
     counters: Vec<Counters>,
     occupancy: Occupancy,
     failed: Option<String>,
+    /// For each metric, its test round by round; only with [`Suite::until_sure`].
+    tests: Vec<Sequential>,
+    /// All rows of the cell are decided: it runs no more.
+    is_decided: bool,
 }
 
 impl Suite {
@@ -110,10 +121,17 @@ impl Suite {
                     watcher,
                 );
                 self.fill(report, &cells);
-                report.complete =
-                    turn.is_ok() && round == self.rounds && index == self.last_index();
+                let is_last = index == self.last_index(round);
+                if is_last && let Some(margin) = self.until_sure {
+                    decide(&mut cells, margin);
+                }
+                let is_decided = cells.iter().flatten().all(|cell| cell.is_decided);
+                report.complete = turn.is_ok() && is_last && (round == self.rounds || is_decided);
                 watcher.save(report)?;
                 turn?;
+                if report.complete {
+                    return Ok(());
+                }
             }
         }
         Ok(())
@@ -166,9 +184,9 @@ impl Suite {
         Ok(())
     }
 
-    /// The candidate whose turn ends the last round.
-    fn last_index(&self) -> usize {
-        (self.candidates.len() - 1 + self.rounds) % self.candidates.len()
+    /// The candidate whose turn ends a round.
+    fn last_index(&self, round: usize) -> usize {
+        (self.candidates.len() - 1 + round) % self.candidates.len()
     }
 
     /// One scheduler's turn in a round: start, all workloads, stop.
@@ -180,21 +198,21 @@ impl Suite {
         place: &mut dyn Place,
         watcher: &mut dyn Watcher,
     ) -> Result<()> {
-        let all_failed = cells.iter().all(|cell| cell.failed.is_some());
+        let nothing_to_run = !cells.iter().any(Cell::runs);
         let mut dead = None;
-        if !all_failed
+        if !nothing_to_run
             && !candidate.is_baseline()
             && let Err(error) = place.start_scheduler(&candidate.argv)
         {
             stop_if_interrupted()?;
             dead = Some(format!("{error:#}"));
         }
-        let started = !all_failed && dead.is_none() && !candidate.is_baseline();
+        let started = !nothing_to_run && dead.is_none() && !candidate.is_baseline();
         let mut next = cells.iter_mut();
         for (workload, cases) in &self.work {
             for (case, cell) in cases.iter().zip(&mut next) {
                 stop_if_interrupted()?;
-                if dead.is_none() && cell.failed.is_none() {
+                if dead.is_none() && cell.runs() {
                     watcher.step(&Step {
                         round,
                         scheduler: &candidate.name,
@@ -273,7 +291,42 @@ impl Suite {
     }
 }
 
+/// Decides which cells run no more, after a round. The baseline's cells are the first; they run as
+/// long as another candidate needs them.
+fn decide(cells: &mut [Vec<Cell>], margin: f64) {
+    let [baseline, others @ ..] = cells else {
+        return;
+    };
+    for (column, base) in baseline.iter_mut().enumerate() {
+        for candidate in others.iter_mut() {
+            candidate[column].decide(base, margin);
+        }
+        base.is_decided = others.iter().all(|candidate| candidate[column].is_decided);
+    }
+}
+
 impl Cell {
+    /// Is the cell to be run in this round?
+    fn runs(&self) -> bool {
+        self.failed.is_none() && !self.is_decided
+    }
+
+    /// Looks at the samples of all metrics. Where a side failed, there is nothing to decide.
+    fn decide(&mut self, base: &Cell, margin: f64) {
+        if self.failed.is_some() || base.failed.is_some() {
+            self.is_decided = true;
+            return;
+        }
+        self.tests
+            .resize_with(self.samples.len(), || Sequential::new(margin));
+        let samples = base.samples.iter().zip(&self.samples);
+        for (test, (base, own)) in self.tests.iter_mut().zip(samples) {
+            test.look(base, own);
+        }
+        let mut decisions = self.tests.iter().map(Sequential::decision);
+        self.is_decided = !self.tests.is_empty() && decisions.all(|d| d.round.is_some());
+    }
+
     fn add(&mut self, run: Measured) {
         self.samples.resize(run.metrics.len(), Vec::new());
         self.curves.resize(run.metrics.len(), Vec::new());
@@ -376,13 +429,17 @@ pub fn options(suite: &Suite) -> Values {
         .flat_map(|(workload, cases)| cases.iter().map(move |case| (workload, case)))
         .map(|(workload, case)| [workload.name.as_str(), case.label.as_str()])
         .collect();
-    BTreeMap::from([
+    let mut options = BTreeMap::from([
         ("rounds".into(), suite.rounds.into()),
         ("schedulers".into(), schedulers.into()),
         (shard::CASES.into(), serde_json::json!(cases)),
         ("commands".into(), commands.into()),
         ("magpie".into(), env!("CARGO_PKG_VERSION").into()),
-    ])
+    ]);
+    if let Some(margin) = suite.until_sure {
+        options.insert(UNTIL_SURE.into(), margin.into());
+    }
+    options
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! The runner on the real host, with small shell commands as workloads.
 
 use super::*;
-use crate::place::Host;
+use crate::place::{Host, Place};
+use crate::stats::Verdict;
 use crate::workload;
 
 /// Keeps all calls.
@@ -50,6 +51,7 @@ fn suite(command: &str, candidates: &[&str]) -> Suite {
         candidates,
         work: vec![(workload, cases)],
         rounds: 3,
+        until_sure: None,
     }
 }
 
@@ -140,4 +142,101 @@ fn inputs_are_made_once_before_everything_and_without_them_nothing_runs() {
     for row in &report.results {
         assert!(row.failed.as_ref().unwrap().contains("could not be made"));
     }
+}
+
+/// A host whose runs last as long as its script for the loaded scheduler says, round by round.
+struct Scripted {
+    host: Host,
+    times: fn(scheduler: &str, run: usize) -> f64,
+    scheduler: String,
+    runs: BTreeMap<String, usize>,
+}
+
+impl Place for Scripted {
+    fn machine(&self) -> Values {
+        self.host.machine()
+    }
+    fn kernel(&self) -> String {
+        self.host.kernel()
+    }
+    fn run(&mut self, _: &[String], _: Duration) -> Result<crate::place::Ran> {
+        let run = self.runs.entry(self.scheduler.clone()).or_default();
+        *run += 1;
+        Ok(crate::place::Ran {
+            output: format!("Time: {}", (self.times)(&self.scheduler, *run)),
+            ..Default::default()
+        })
+    }
+    fn read(&mut self, path: &str) -> Result<String> {
+        self.host.read(path)
+    }
+    fn start_scheduler(&mut self, argv: &[String]) -> Result<()> {
+        self.scheduler = argv[0].clone();
+        Ok(())
+    }
+    fn stop_scheduler(&mut self) -> Result<()> {
+        self.scheduler.clear();
+        Ok(())
+    }
+    fn scheduler_died(&mut self) -> Result<Option<String>> {
+        Ok(None)
+    }
+}
+
+#[test]
+fn until_sure_ends_each_row_when_it_is_decided() {
+    let mut suite = suite("true", &["eevdf", "slower", "same", "noisy"]);
+    suite.rounds = 9;
+    suite.until_sure = Some(0.03);
+    for candidate in &mut suite.candidates[1..] {
+        candidate.argv = vec![candidate.name.clone()];
+    }
+    let mut place = Scripted {
+        host: Host::default(),
+        times: |scheduler, run| match scheduler {
+            "slower" => 2.0 + run as f64 / 1000.0,
+            // Nobody can tell whether this differs from 1.0.
+            "noisy" => 1.0 + if run % 2 == 0 { 0.5 } else { -0.5 },
+            _ => 1.0 + run as f64 / 1000.0,
+        },
+        scheduler: String::new(),
+        runs: BTreeMap::new(),
+    };
+    let (mut report, mut log) = (empty(), Log::default());
+    report.options = options(&suite);
+    suite.run(&mut place, &mut report, &mut log).unwrap();
+    assert!(report.complete);
+    assert_eq!(log.done, suite.runs());
+    report.judge();
+    let rows: Vec<(&str, usize)> = report
+        .results
+        .iter()
+        .map(|row| (row.scheduler.as_str(), row.samples.len()))
+        .collect();
+    assert_eq!((rows[1].1, rows[2].1), (5, 4), "{rows:?}");
+    // The baseline runs as long as one candidate needs it.
+    assert_eq!((rows[0].1, rows[3].1), (9, 9), "{rows:?}");
+    let verdicts: Vec<_> = report
+        .results
+        .iter()
+        .map(|row| row.verdict.map(|judged| judged.verdict))
+        .collect();
+    assert_eq!(
+        verdicts,
+        [
+            None,
+            Some(Verdict::Different),
+            Some(Verdict::Same),
+            Some(Verdict::Undecided)
+        ]
+    );
+
+    // Once all rows are decided, nothing runs any more, and the run is complete.
+    suite.candidates.pop();
+    place.runs.clear();
+    let (mut report, mut log) = (empty(), Log::default());
+    suite.run(&mut place, &mut report, &mut log).unwrap();
+    assert!(report.complete);
+    assert_eq!(report.results[0].samples.len(), 5);
+    assert!(log.done < suite.runs());
 }

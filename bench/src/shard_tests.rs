@@ -110,6 +110,7 @@ fn measure(shard: Option<&str>) -> Report {
             })
             .collect(),
         rounds: 5,
+        until_sure: None,
     };
     let mut options = runner::options(&suite);
     if let Some(text) = shard {

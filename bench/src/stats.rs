@@ -119,6 +119,8 @@ pub enum Verdict {
     /// outliers decide the average, and its percentage would claim the opposite of the real
     /// difference.
     Mixed,
+    /// The rounds ended before the row was decided; see [`crate::sequential`].
+    Undecided,
 }
 
 /// Judges whether two sets of samples differ.

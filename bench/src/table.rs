@@ -7,6 +7,8 @@
 
 use std::fmt::Write as _;
 
+use serde_json::Value;
+
 use crate::report::{BASELINE, Report, Row};
 use crate::stats::{Average, Better, Verdict, direction, judge_p, mann_whitney, variation_percent};
 use crate::verdicts::{Judged, Verdicts};
@@ -55,29 +57,58 @@ pub fn relate(base: &Row, row: &Row) -> Option<Relation> {
         Better::Lower => 100.0 * (1.0 - normalized),
         Better::Higher => 100.0 * (normalized - 1.0),
     };
-    // The test compares ranks and the percentage averages, so outliers can make them disagree.
-    let shift = direction(&base.samples, &row.samples);
     let p = mann_whitney(&base.samples, &row.samples);
-    let verdict = match judge_p(&base.samples, &row.samples, p) {
-        Verdict::Different if shift * (normalized - 1.0) < 0.0 => Verdict::Mixed,
-        verdict => verdict,
-    };
-    Some(Relation {
+    let mut relation = Relation {
         normalized,
         improvement,
-        verdict,
+        verdict: judge_p(&base.samples, &row.samples, p),
         p,
-    })
+    };
+    if relation.verdict == Verdict::Different && relation.contradicts(base, row) {
+        relation.verdict = Verdict::Mixed;
+    }
+    Some(relation)
+}
+
+impl Relation {
+    /// Do most samples of the row lie to one side of the baseline's, and the average to the other?
+    /// Tests compare ranks and the percentage averages, so outliers can make them disagree.
+    pub fn contradicts(&self, base: &Row, row: &Row) -> bool {
+        direction(&base.samples, &row.samples) * (self.normalized - 1.0) < 0.0
+    }
 }
 
 /// The tables, one per workload, and a legend. Empty for a report without results.
 pub fn render(report: &Report, style: Style) -> String {
     let mut text = render_tables(report, style);
     if !text.is_empty() {
-        text.push_str(LEGEND);
+        text.push_str(&match report.until_sure() {
+            Some(margin) => describe_until_sure(report, margin),
+            None => format!("{NORMALIZED}{FIXED}{MIXED}"),
+        });
         text.push_str(&describe_correction(&Verdicts::of(report)));
     }
     text
+}
+
+/// The legend of a run whose rounds depended on the samples, and how many rounds it took.
+fn describe_until_sure(report: &Report, margin: f64) -> String {
+    let lengths = report.results.iter().map(|row| row.samples.len());
+    let measured: usize = lengths.clone().sum();
+    let limit = report.options.get("rounds").and_then(Value::as_u64);
+    let limit = limit.map_or_else(|| lengths.clone().max().unwrap_or(0), |n| n as usize);
+    let fixed = (report.results.len() * limit).max(1);
+    format!(
+        "{NORMALIZED}\
+         Each row ran until it was decided (always-valid rank test, p < 0.05), for {} to {} of at most \
+         {limit} rounds.\n\
+         same: known to be smaller than {:.1} %; unsure: not decided within the rounds. Together {:.0} % \
+         of the runs that {limit} rounds of each take.\n{MIXED}",
+        lengths.clone().min().unwrap_or(0),
+        lengths.max().unwrap_or(0),
+        100.0 * margin,
+        100.0 * measured as f64 / fixed as f64,
+    )
 }
 
 /// How many rows differ on their own, and how many still do as rows of one report.
@@ -120,9 +151,13 @@ pub fn render_tables(report: &Report, style: Style) -> String {
     text
 }
 
-const LEGEND: &str = "\
+const NORMALIZED: &str = "\
 normalized to eevdf [improvement %](coefficient of variation %); averages are arithmetic, harmonic for rates.
+";
+const FIXED: &str = "\
 same: no real difference (Mann-Whitney U, p >= 0.05); few: too few rounds to tell (at least 4 are needed).
+";
+const MIXED: &str = "\
 mixed: most samples differ one way, the average the other, because of outliers.
 ";
 

@@ -11,11 +11,14 @@
 //! Y. Benjamini, D. Yekutieli: The control of the false discovery rate in multiple testing under
 //! dependency. Annals of Statistics 29 (2001), 1165-1188.
 //!
+//! The p values of `--until-sure` hold whatever made the rounds end, so they are corrected alike.
+//!
 //! The verdict of a row stays as it is: somebody who asks about this row only needs no correction.
 
 use serde::Serialize;
 
 use crate::report::{BASELINE, Report, Row};
+use crate::sequential::decide;
 use crate::stats::{SIGNIFICANCE, Verdict};
 use crate::table::{Relation, relate};
 
@@ -26,6 +29,9 @@ pub struct Judged {
     pub verdict: Verdict,
     /// Of the row's own test: the probability of a difference at least as clear by chance.
     pub p: f64,
+    /// The round that decided; None if the number of rounds was fixed, or was too small to decide.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decided_after: Option<usize>,
     /// The smallest false discovery rate at which the row is still called different, corrected for
     /// all rows of the report. None if the row has too few samples to be tested.
     pub p_corrected: Option<f64>,
@@ -45,6 +51,7 @@ impl Judged {
             Verdict::Same => " same",
             Verdict::TooFew => " few",
             Verdict::Mixed => " mixed",
+            Verdict::Undecided => " unsure",
         }
     }
 }
@@ -75,20 +82,28 @@ impl Verdicts {
             if row.scheduler == BASELINE || row.failed.is_some() {
                 return None;
             }
-            relate(report.row(row.test(), BASELINE)?, row)
+            let base = report.row(row.test(), BASELINE)?;
+            let relation = relate(base, row)?;
+            Some(match report.until_sure() {
+                Some(margin) => decided(base, row, relation, margin),
+                None => (relation, None),
+            })
         };
-        let relations: Vec<Option<Relation>> = report.results.iter().map(relation).collect();
+        let relations: Vec<Option<(Relation, Option<usize>)>> =
+            report.results.iter().map(relation).collect();
         // Whether a row can be tested depends on the number of its samples, not on their values, so
         // that leaving out the others does not favour any result.
-        let is_tested = |relation: &&Relation| relation.verdict != Verdict::TooFew;
-        let tested = relations.iter().flatten().filter(is_tested);
-        let mut corrected = correct(&tested.map(|r| r.p).collect::<Vec<_>>()).into_iter();
+        let is_tested = |relation: &Relation| relation.verdict != Verdict::TooFew;
+        let tested = relations.iter().flatten().map(|(relation, _)| relation);
+        let tested: Vec<f64> = tested.filter(|r| is_tested(r)).map(|r| r.p).collect();
+        let mut corrected = correct(&tested).into_iter();
         let rows = relations.into_iter().map(|relation| {
-            let relation = relation?;
+            let (relation, decided_after) = relation?;
             let judged = Judged {
                 verdict: relation.verdict,
                 p: relation.p,
-                p_corrected: match is_tested(&&relation) {
+                decided_after,
+                p_corrected: match is_tested(&relation) {
                     true => corrected.next(),
                     false => None,
                 },
@@ -139,6 +154,22 @@ impl Verdicts {
             count(|judged| judged.verdict == Verdict::Different && !judged.is_weak()),
         )
     }
+}
+
+/// The relation as the sequential test judges it, because the U test keeps its error rate only if
+/// the number of rounds did not depend on the samples.
+fn decided(base: &Row, row: &Row, fixed: Relation, margin: f64) -> (Relation, Option<usize>) {
+    let decision = decide(&base.samples, &row.samples, margin);
+    let verdict = match decision.verdict {
+        Verdict::Different if fixed.contradicts(base, row) => Verdict::Mixed,
+        verdict => verdict,
+    };
+    let relation = Relation {
+        verdict,
+        p: decision.p,
+        ..fixed
+    };
+    (relation, decision.round)
 }
 
 /// Corrects p values for their number, by Benjamini and Hochberg: the least of `p * number / rank`

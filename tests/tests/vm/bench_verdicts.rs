@@ -109,6 +109,7 @@ fn the_same_is_called_the_same_and_five_percent_are_found() -> Result<()> {
         candidates: parse_list("again=eevdf,slower=true")?,
         work,
         rounds: RUNS * ROUNDS,
+        until_sure: None,
     };
     let options = GuestOptions {
         machine: Machine::find("vt4")?,
