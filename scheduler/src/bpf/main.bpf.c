@@ -151,8 +151,7 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 
 void BPF_STRUCT_OPS(magpie_stopping, struct task_struct *p, bool runnable)
 {
-	s32 cpu = scx_bpf_task_cpu(p);
-	struct cpu_state *state = state_of(cpu);
+	struct cpu_state *state = state_of(scx_bpf_task_cpu(p));
 	struct task_state *ts = task_state(p);
 
 	/* A real-time task may run next: with a stale deadline, wakeups would preempt it in vain. */

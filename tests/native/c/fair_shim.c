@@ -11,7 +11,6 @@ bool magpie_is_before(u64 time, u64 other);
 u64 magpie_later_of(u64 time, u64 other);
 s64 magpie_clamp_lag(s64 lag, s64 least, s64 most);
 u64 magpie_span_in_queue(u64 span, u64 rate);
-s64 magpie_lag_at_sleep(s64 lag, bool is_alone);
 s64 magpie_lag_after_sleep(s64 lag, u64 slice, u64 rate);
 s64 magpie_lag_after_move(s64 lag, s64 clock_lead);
 u64 magpie_lag_to_catch_up(s64 lag, u64 slice, u64 rate);
@@ -35,11 +34,6 @@ s64 magpie_clamp_lag(s64 lag, s64 least, s64 most)
 u64 magpie_span_in_queue(u64 span, u64 rate)
 {
 	return span_in_queue(span, rate);
-}
-
-s64 magpie_lag_at_sleep(s64 lag, bool is_alone)
-{
-	return lag_at_sleep(lag, is_alone);
 }
 
 s64 magpie_lag_after_sleep(s64 lag, u64 slice, u64 rate)

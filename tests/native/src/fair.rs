@@ -8,7 +8,6 @@ mod ffi {
         pub safe fn magpie_later_of(time: u64, other: u64) -> u64;
         pub safe fn magpie_clamp_lag(lag: i64, least: i64, most: i64) -> i64;
         pub safe fn magpie_span_in_queue(span: u64, rate: u64) -> u64;
-        pub safe fn magpie_lag_at_sleep(lag: i64, is_alone: bool) -> i64;
         pub safe fn magpie_lag_after_sleep(lag: i64, slice: u64, rate: u64) -> i64;
         pub safe fn magpie_lag_after_move(lag: i64, clock_lead: i64) -> i64;
         pub safe fn magpie_lag_to_catch_up(lag: i64, slice: u64, rate: u64) -> u64;
@@ -44,11 +43,6 @@ pub fn clamp_lag(lag: i64, least: i64, most: i64) -> i64 {
 /// Returns a span of real time as virtual time of a task, but never more than the span itself.
 pub fn span_in_queue(span: u64, rate: u64) -> u64 {
     ffi::magpie_span_in_queue(span, rate)
-}
-
-/// Returns the lag with which a task falls asleep; it is alone if no other task waits.
-pub fn lag_at_sleep(lag: i64, is_alone: bool) -> i64 {
-    ffi::magpie_lag_at_sleep(lag, is_alone)
 }
 
 /// Returns the lag with which a task wakes that fell asleep with `lag`.

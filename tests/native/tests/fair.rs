@@ -7,8 +7,8 @@
 
 use magpie_native::arithmetic::{virtual_time, weight_of_nice, weight_to_rate};
 use magpie_native::fair::{
-    charge_with_catch_up, clamp_lag, is_before, lag_after_move, lag_after_sleep, lag_at_sleep,
-    lag_to_catch_up, largest_debt, largest_lag, later_of, span_in_queue,
+    charge_with_catch_up, clamp_lag, is_before, lag_after_move, lag_after_sleep, lag_to_catch_up,
+    largest_debt, largest_lag, later_of, span_in_queue,
 };
 use proptest::prelude::*;
 
@@ -63,12 +63,6 @@ proptest! {
     fn a_request_is_a_slice_and_never_more_than_real_time(slice in slices(), rate in rates()) {
         let request = span_in_queue(slice, rate);
         prop_assert_eq!(request, virtual_time(slice, rate).min(slice));
-    }
-
-    #[test]
-    fn sleep_forgives_only_those_for_whom_no_task_waits(lag in -LARGEST..LARGEST) {
-        prop_assert_eq!(lag_at_sleep(lag, false), lag);
-        prop_assert_eq!(lag_at_sleep(lag, true), lag.max(0));
     }
 
     /// All of what a task may catch up comes back, at no more than half of its time.
@@ -197,15 +191,7 @@ impl Machine {
                 task.vruntime = task.vruntime.wrapping_add(charged);
                 task.ran += ns as f64;
             }
-            Step::Sleep(i) => {
-                let i = i % nr;
-                if self.tasks[i].runnable {
-                    self.tasks[i].runnable = false;
-                    let cpu = self.tasks[i].cpu;
-                    let is_alone = self.queued(cpu).is_empty();
-                    self.join(i, cpu, lag_at_sleep(self.lag(i), is_alone));
-                }
-            }
+            Step::Sleep(i) => self.tasks[i % nr].runnable = false,
             Step::Wake(i) => {
                 let i = i % nr;
                 if !self.tasks[i].runnable {

@@ -8,8 +8,7 @@
  * task has had too much. A task that leaves a runqueue keeps its lag, within bounds, and joins the
  * next one with it. So the clocks of two runqueues never need to agree.
  *
- *   sleeps:         no debt if no task waits
- *   wakes:          lag within [-2 slices of its weight, half a slice]
+ *   sleeps, wakes:  lag within [-2 slices of its weight, half a slice]
  *   migrates:       lag within [-1 s, 50 ms]; of that, one slice at once and the rest by and by
  *   was parked:     lag within [-1 s, 0]
  *
@@ -52,17 +51,6 @@ static inline s64 clamp_lag(s64 lag, s64 least, s64 most)
 static inline u64 span_in_queue(u64 span, u64 rate)
 {
 	return rate < NICE_0_RATE ? virtual_time(span, rate) : span;
-}
-
-/*
- * The lag with which a task falls asleep. The clock stands still while a task runs, so a task that
- * ran alone is behind by all that it ran. If no task waits it owes nothing, as in EEVDF, where a
- * task alone is the average. Beside others it keeps its whole debt: when it kept only what EEVDF's
- * average left of it, a task that slept often got more than its share.
- */
-static inline s64 lag_at_sleep(s64 lag, bool is_alone)
-{
-	return is_alone && lag < 0 ? 0 : lag;
 }
 
 /*

@@ -11,7 +11,6 @@
  * which balance/balance.bpf.h evens out. Clocks of different LLCs cannot be compared.
  *
  *   forks                      -> one slice behind the clock
- *   sleeps                     -> no debt if no task waits
  *   wakes, migrates, was parked -> clock - lag, within the bounds of portable/fair.h
  *   runs                       -> vruntime advances with CPU time over weight
  *   begins to run              -> the clock follows
@@ -167,15 +166,6 @@ static __always_inline void join_after_parking(struct task_state *ts, s32 cpu)
 	ts->catch_up = 0;
 	lag = clock_of(ts->cpu) - ts->vruntime;
 	join_with_lag(ts, cpu, clock, clamp_lag(lag, -LARGEST_DEBT_NS, 0));
-}
-
-/* The task stops running to sleep, and keeps its lag for when it wakes. */
-static __always_inline void leave_to_sleep(struct task_state *ts, s32 cpu)
-{
-	u64 clock = state_of(cpu)->clock;
-	bool is_alone = !scx_bpf_dsq_nr_queued(cpu);
-
-	join_with_lag(ts, cpu, clock, lag_at_sleep(clock - ts->vruntime, is_alone));
 }
 
 /*
