@@ -118,6 +118,27 @@ fn each_switch_clears_its_own_mechanism() {
     });
 }
 
+/// The BPF side tests one constant per part, so no part may be on without what it works with.
+#[test]
+fn a_switch_clears_what_needs_its_mechanism() {
+    with_constants(|rodata| {
+        let mut parts = |arguments: &[&str]| {
+            configure(rodata, &settings(arguments));
+            (
+                rodata.balance_enabled,
+                rodata.fork_enabled,
+                rodata.spread_enabled,
+            )
+        };
+        assert_eq!(parts(&[]), (true, true, true));
+        assert_eq!(parts(&["--no-steal"]), (false, true, true));
+        assert_eq!(parts(&["--no-wakeup"]), (true, false, false));
+        assert_eq!(parts(&["--no-wakeup-idle-core"]), (true, true, false));
+        assert_eq!(parts(&["--only=steal"]), (true, false, false));
+        assert_eq!(parts(&["--only=wakeup"]), (true, true, true));
+    });
+}
+
 #[test]
 fn the_topology_arrives_and_the_rest_has_no_place() {
     let machine = topology::Machine {

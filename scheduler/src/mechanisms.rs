@@ -48,8 +48,12 @@ pub enum Extent {
 impl Switch {
     /// The option without its two dashes, such as `no-steal`.
     pub fn option(&self) -> String {
-        self.field.replace('_', "-")
+        option_of(self.field)
     }
+}
+
+fn option_of(field: &str) -> String {
+    field.replace('_', "-")
 }
 
 /// The mechanisms that `--only` can name.
@@ -68,13 +72,14 @@ pub enum Only {
 /// Makes [`MECHANISMS`] and [`Switches`] of the table below.
 ///
 /// A switch is a line `Whole(no_NAME) clears VARIABLE;`, or `Part(...)` if it leaves out only a
-/// part of the mechanism. `, only NAME` behind the variable says that a plain scheduler does
-/// without that part: any other `--only` clears the variable, too.
+/// part of the mechanism. `, needs no_OTHER` behind the variable says that the part works only with
+/// another one: the other's switch clears the variable, too. `, only NAME` says that a plain
+/// scheduler does without the part: any other `--only` clears the variable.
 macro_rules! mechanisms {
     ($(
         #[doc = $purpose:literal]
         $name:literal in [$($file:literal),+] {
-            $($(#[$help:meta])+ $extent:ident($field:ident) clears $variable:ident $(, only $only:ident)?;)*
+            $($(#[$help:meta])+ $extent:ident($field:ident) clears $variable:ident $(, needs $needs:ident)* $(, only $only:ident)?;)*
         }
     )*) => {
         /// All mechanisms, in the order in which the BPF side is read.
@@ -104,19 +109,23 @@ macro_rules! mechanisms {
             /// names another mechanism.
             pub fn configure(&self, only: Option<Only>, rodata: &mut types::rodata) {
                 let keeps = |mechanism| only.is_none_or(|only| only == mechanism);
-                $($(rodata.$variable = !self.$field $(&& keeps(Only::$only))?;)*)*
+                $($(rodata.$variable =
+                    !self.$field $(&& !self.$needs)* $(&& keeps(Only::$only))?;)*)*
             }
 
-            /// Returns the option that leaves the part of a switch out, if one does: the switch or
-            /// `only`.
+            /// Returns the option that leaves the part of a switch out, if one does: the switch,
+            /// that of a part that it needs, or `only`.
             pub fn left_out_by(&self, switch: &Switch, only: Option<Only>) -> Option<String> {
                 let keeps = |mechanism| only.is_none_or(|only| only == mechanism);
                 $($(if switch.field == stringify!($field) {
-                    return match self.$field {
-                        true => Some(switch.option()),
-                        false if true $(&& keeps(Only::$only))? => None,
-                        false => Some("only".into()),
-                    };
+                    if self.$field {
+                        return Some(switch.option());
+                    }
+                    $(if self.$needs {
+                        return Some(option_of(stringify!($needs)));
+                    })*
+                    let is_kept = true $(&& keeps(Only::$only))?;
+                    return (!is_kept).then(|| "only".into());
                 })*)*
                 None
             }
@@ -148,11 +157,13 @@ mechanisms! {
         /// Leave out wakeup placement: the kernel's own idle selection places woken and new tasks
         ///
         /// The kernel then keeps one mask of idle CPUs for the whole machine, and writes it at
-        /// every entry to and exit from idle.
+        /// every entry to and exit from idle. Fork placement and spreading search Magpie's map of
+        /// idle CPUs, so they are left out, too.
         Whole(no_wakeup) clears idle_map_enabled, only Wakeup;
         /// Leave out the search for idle cores: a woken task takes any idle CPU
         ///
-        /// A running task also stays on a core that it shares while another core is idle.
+        /// Spreading searches for idle cores, so it is left out, too: a running task stays on a core
+        /// that it shares.
         Part(no_wakeup_idle_core) clears wakeup_idle_core;
     }
 
@@ -161,13 +172,13 @@ mechanisms! {
         /// Leave out the choice of an LLC for new tasks: a new task starts in its parent's LLC
         ///
         /// It runs elsewhere only if that LLC has no idle CPU.
-        Whole(no_fork) clears fork_enabled;
+        Whole(no_fork) clears fork_enabled, needs no_wakeup, only Wakeup;
     }
 
     /// A running task leaves a core that it shares for an idle one
     "spread" in ["place/spread.bpf.h"] {
         /// Leave out spreading: a running task stays on a core that it shares
-        Whole(no_spread) clears spread_enabled;
+        Whole(no_spread) clears spread_enabled, needs no_wakeup, needs no_wakeup_idle_core, only Wakeup;
     }
 
     /// Busy CPUs even out what idle CPUs cannot
@@ -175,7 +186,7 @@ mechanisms! {
         /// Leave out balancing: a busy CPU pulls no task from a CPU whose tasks get less
         ///
         /// With more CPU hogs than CPUs, some hogs then have a CPU alone and others share one.
-        Whole(no_balance) clears balance_enabled;
+        Whole(no_balance) clears balance_enabled, needs no_steal;
     }
 
     /// A requeued task wakes an idle CPU at once

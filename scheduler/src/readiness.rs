@@ -264,6 +264,22 @@ mod tests {
     }
 
     #[test]
+    fn a_mechanism_that_needs_another_names_its_switch() {
+        let found = idle(&["--no-wakeup"], &large());
+        assert_eq!(names(&found), ["wakeup", "fork", "spread"]);
+        assert!(
+            found
+                .iter()
+                .all(|(_, reason)| reason.ends_with("no-wakeup")),
+            "{found:?}"
+        );
+        assert_eq!(
+            names(&idle(&["--no-steal"], &large())),
+            ["steal", "balance"]
+        );
+    }
+
+    #[test]
     fn a_part_that_is_left_out_is_told_and_the_kernel_is_asked() {
         let old = Facts {
             knows_cpu_max: false,

@@ -114,7 +114,7 @@ void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 	struct cpu_state *state = state_of(cpu);
 	struct task_state *stayer = find_stayer(prev, cpu);
 
-	if (stayer && steal_enabled && pull_when_unbalanced(cpu, stayer->vruntime))
+	if (stayer && pull_when_unbalanced(cpu, stayer->vruntime))
 		return;
 
 	if (stayer && is_still_first(stayer, cpu))
@@ -161,11 +161,8 @@ void BPF_STRUCT_OPS(magpie_stopping, struct task_struct *p, bool runnable)
 		return;
 
 	charge(p, ts);
-	if (runnable)
-		return;
-
-	leave_to_sleep(ts, cpu);
-	leave_cgroup(ts);
+	if (!runnable)
+		leave_cgroup(ts);
 }
 
 bool BPF_STRUCT_OPS(magpie_yield, struct task_struct *from, struct task_struct *to)

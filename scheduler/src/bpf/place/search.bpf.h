@@ -129,8 +129,7 @@ __noinline s32 pick_idle_core(struct task_struct *p __arg_trusted, s32 waker)
 /* Return whether a task on this CPU may share its core, and leaves it for an idle one. */
 static __always_inline bool may_spread_from(s32 cpu)
 {
-	return spread_enabled && wants_idle_core() && idle_map_enabled &&
-	       topology_of(cpu)->core_size > 1;
+	return spread_enabled && topology_of(cpu)->core_size > 1;
 }
 
 static __always_inline bool wants_core_for_itself(struct task_struct *p)

@@ -66,7 +66,7 @@ static __always_inline bool migrate_to_idle_core(struct task_struct *p, struct t
 {
 	s32 cpu = ts->migrates_to - 1;
 
-	if (!wakeup_idle_core || cpu < 0)
+	if (!spread_enabled || cpu < 0)
 		return false;
 
 	/* The task slept meanwhile, or its affinity changed: the claim lapses by itself. */
