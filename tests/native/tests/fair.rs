@@ -8,11 +8,14 @@
 use magpie_native::arithmetic::{virtual_time, weight_of_nice, weight_to_rate};
 use magpie_native::fair::{
     charge_with_catch_up, clamp_lag, is_before, lag_after_move, lag_after_sleep, lag_to_catch_up,
-    largest_debt, largest_lag, later_of, span_in_queue,
+    largest_debt, largest_lag, later_of, request_of,
 };
 use proptest::prelude::*;
 
 const SLICE: u64 = 3_000_000;
+
+/// The CPU time without a sleep from which on a task counts as CPU-bound: 16 ticks of 4 ms.
+const HOG: u64 = 64_000_000;
 
 /// Lags are differences of virtual times less than 146 years apart.
 const LARGEST: i64 = 1 << 62;
@@ -41,7 +44,7 @@ proptest! {
         lag in -LARGEST..LARGEST, lead in any::<i64>(), slice in slices(), rate in rates(),
     ) {
         let slept = lag_after_sleep(lag, slice, rate);
-        let most = slice as i64 / 2;
+        let most = 0;
         let least = -2 * virtual_time(slice, rate) as i64;
         prop_assert!((least..=most).contains(&slept), "{slept}");
         prop_assert_eq!(slept, lag.clamp(least, most));
@@ -60,9 +63,14 @@ proptest! {
     }
 
     #[test]
-    fn a_request_is_a_slice_and_never_more_than_real_time(slice in slices(), rate in rates()) {
-        let request = span_in_queue(slice, rate);
-        prop_assert_eq!(request, virtual_time(slice, rate).min(slice));
+    fn a_request_is_a_slice_or_two_and_never_more_than_real_time(
+        slice in slices(), rate in rates(),
+    ) {
+        for (is_cpu_bound, slices) in [(false, 1), (true, 2)] {
+            let span = slices * slice;
+            let request = request_of(slice, is_cpu_bound, rate);
+            prop_assert_eq!(request, virtual_time(span, rate).min(span));
+        }
     }
 
     /// All of what a task may catch up comes back, at no more than half of its time.
@@ -89,6 +97,8 @@ struct Task {
     rate: u64,
     cpu: usize,
     runnable: bool,
+    /// CPU time since it last slept.
+    burst: u64,
     /// CPU time, and what it should have been: the integral of its share.
     ran: f64,
     due: f64,
@@ -122,6 +132,7 @@ impl Machine {
                 rate: weight_to_rate(weight_of_nice(nice)),
                 cpu: i % cpus,
                 runnable: true,
+                burst: 0,
                 ran: 0.0,
                 due: 0.0,
             })
@@ -137,7 +148,9 @@ impl Machine {
 
     fn deadline(&self, task: usize) -> u64 {
         let task = &self.tasks[task];
-        task.vruntime.wrapping_add(span_in_queue(SLICE, task.rate))
+        let is_cpu_bound = task.burst >= HOG;
+        let request = request_of(SLICE, is_cpu_bound, task.rate);
+        task.vruntime.wrapping_add(request)
     }
 
     fn queued(&self, cpu: usize) -> Vec<usize> {
@@ -189,6 +202,7 @@ impl Machine {
                 let used = virtual_time(ns, task.rate);
                 let charged = charge_with_catch_up(used, &mut task.catch_up);
                 task.vruntime = task.vruntime.wrapping_add(charged);
+                task.burst += ns;
                 task.ran += ns as f64;
             }
             Step::Sleep(i) => self.tasks[i % nr].runnable = false,
@@ -198,6 +212,7 @@ impl Machine {
                     let lag = lag_after_sleep(self.lag(i), SLICE, self.tasks[i].rate);
                     let cpu = self.tasks[i].cpu;
                     self.tasks[i].catch_up = 0;
+                    self.tasks[i].burst = 0;
                     self.join(i, cpu, lag);
                     self.tasks[i].runnable = true;
                 }
@@ -298,5 +313,31 @@ proptest! {
         }
         let [sleeper, hog] = &machine.tasks[..] else { unreachable!() };
         prop_assert!(sleeper.ran <= hog.ran + 4.0 * SLICE as f64, "{sleeper:?} {hog:?}");
+    }
+
+    /// A task that uses less than its share, in short bursts beside hogs: whenever it wakes, it is
+    /// due before the hog that runs, whose deadline counts from the clock.
+    #[test]
+    fn a_task_below_its_share_is_due_before_hogs(
+        hogs in 1..=2usize,
+        turns in prop::collection::vec((10_000..=SLICE / 2, 3..20u64), 20..200),
+        start in any::<u64>(),
+    ) {
+        let mut machine = Machine::new(1, &vec![0; hogs + 1], start);
+        machine.step(&Step::Sleep(0));
+        for _ in 0..hogs as u64 * HOG.div_ceil(SLICE) {
+            machine.step(&Step::Run(0, SLICE));
+        }
+        for &(burst, times) in &turns {
+            machine.step(&Step::Wake(0));
+            let hog = request_of(SLICE, true, machine.tasks[1].rate);
+            prop_assert!(is_before(machine.deadline(0), machine.clocks[0].wrapping_add(hog)));
+            prop_assert_eq!(machine.first(0), Some(0));
+            machine.step(&Step::Run(0, burst));
+            machine.step(&Step::Sleep(0));
+            for _ in 0..times {
+                machine.step(&Step::Run(0, burst));
+            }
+        }
     }
 }

@@ -8,7 +8,7 @@
  * task has had too much. A task that leaves a runqueue keeps its lag, within bounds, and joins the
  * next one with it. So the clocks of two runqueues never need to agree.
  *
- *   sleeps, wakes:  lag within [-2 slices of its weight, half a slice]
+ *   sleeps, wakes:  lag within [-2 slices of its weight, 0]
  *   migrates:       lag within [-1 s, 50 ms]; of that, one slice at once and the rest by and by
  *   was parked:     lag within [-1 s, 0]
  *
@@ -45,21 +45,29 @@ static inline s64 clamp_lag(s64 lag, s64 least, s64 most)
 }
 
 /*
- * A span of real time as virtual time of a task, but never more than the span itself: scaled up for
- * light tasks, a request would let heavy tasks run for seconds before a light one is due.
+ * What a task asks for before others have their turn, as virtual time: one slice, or two if it
+ * is CPU-bound. Both have the same share, but a task that wakes at the clock is due one slice before
+ * a CPU-bound one that is there, too. So it preempts that one, and goes on to do so until it owes
+ * the slice.
+ *
+ * The request is never more than the span itself: scaled up for light tasks, it would let heavy
+ * tasks run for seconds before a light one is due.
  */
-static inline u64 span_in_queue(u64 span, u64 rate)
+static inline u64 request_of(u64 slice, bool is_cpu_bound, u64 rate)
 {
+	u64 span = is_cpu_bound ? 2 * slice : slice;
+
 	return rate < NICE_0_RATE ? virtual_time(span, rate) : span;
 }
 
 /*
- * Both bounds are needed. Without the upper one, a task that slept for an hour holds the CPU for
- * that long. Without the lower one, a task that ran alone with a low weight starves.
+ * Both bounds are needed. Without the lower one, a task that ran alone with a low weight starves.
+ * With an upper one above 0, sleep is worth CPU time: tasks that pass messages to each other wake
+ * before those that never slept, take one message each, and switch twice as often.
  */
 static inline s64 lag_after_sleep(s64 lag, u64 slice, u64 rate)
 {
-	return clamp_lag(lag, -2 * (s64)virtual_time(slice, rate), (s64)slice / 2);
+	return clamp_lag(lag, -2 * (s64)virtual_time(slice, rate), 0);
 }
 
 /*

@@ -28,7 +28,10 @@ const volatile u64 slice_ns = 3000000;
 
 #define CLOCK_STEP_NS 1000000ULL
 
-/* With fewer, senders of hackbench count as hogs, and it takes an eighth longer. */
+/*
+ * With 4, senders of hackbench count as hogs, and four groups on two CPUs switch 1.9 times as often
+ * as under EEVDF, with 16 1.4 times.
+ */
 #define TICKS_OF_A_HOG 16
 
 /* Half of ops.timeout_ms: the longest that the lightest task may wait beside the heaviest. */
@@ -52,15 +55,24 @@ static __always_inline bool is_hog(const struct task_state *ts)
 	return ts->ticks >= TICKS_OF_A_HOG;
 }
 
+/*
+ * Return whether the task is expected to use up its slices: by its average, or because it never
+ * slept. A build's processes run for a few slices and exit. A task that wakes beside them would
+ * wait for the first slice of each.
+ */
+static __always_inline bool is_cpu_bound(const struct task_state *ts)
+{
+	return !ts->avg_burst || ts->avg_burst >= slice_ns || is_hog(ts);
+}
+
 static __always_inline bool is_idle_policy(const struct task_state *ts)
 {
 	return ts->nice_rate == weight_to_rate(IDLE_POLICY_WEIGHT);
 }
 
-/* A task asks for one slice before others have their turn, whatever its bursts are. */
 static __always_inline u64 request(const struct task_state *ts)
 {
-	return span_in_queue(slice_ns, ts->rate);
+	return request_of(slice_ns, is_cpu_bound(ts) || is_idle_policy(ts), ts->rate);
 }
 
 static __always_inline u64 deadline_of(const struct task_state *ts)

@@ -2,10 +2,10 @@
 /*
  * queue.bpf.h - mechanism "queue": each CPU runs the queued task with the earliest deadline.
  *
- * Idea (EEVDF, Linux kernel/sched/fair.c): a task's *deadline* is its vruntime plus its request,
- * which is one slice for every task. A task that slept keeps its lag, so it is due before CPU hogs
- * that ran meanwhile, and still gets no more than its share. Each CPU has one queue: the DSQ whose id
- * is the CPU's number.
+ * Idea (EEVDF, Linux kernel/sched/fair.c): a task's *deadline* is its vruntime plus its request. A
+ * CPU-bound task asks for two slices and any other for one, so a task that wakes is due before the
+ * CPU-bound ones, and still gets no more than its share. Each CPU has one queue: the DSQ whose id is the CPU's
+ * number.
  *
  *   wakeup, fork                           slice used up, preempted
  *        |                                      |
@@ -13,21 +13,21 @@
  *        |                                      |
  *   CPU idle? --yes--> its local queue     earlier deadline queued? --no--> keep it
  *        | no                                   | yes
- *   well before the running deadline? --yes--> preempt
+ *   before the running deadline? --yes--> preempt
  *        | no                                   |
  *   queue by deadline <-------------------------+
  *
- * A wakeup preempts a task only after it has used up a slice since it last slept, because a task in
- * its first slice will probably sleep soon by itself; and only after it has run for
- * preempt_protect_ns this time. Without these rules, a task that wakes many others (hackbench) is
- * preempted at each wakeup. A CPU hog has no such protection: a task woken behind it would wait for
- * a tick or two.
+ * A wakeup preempts CPU-bound and SCHED_IDLE tasks at once if it is due before them; any other task
+ * only after it has used up a slice since it last slept, because until then it will probably sleep
+ * soon by itself. Among tasks of one weight a woken task is never due before such a task: only
+ * CPU-bound and SCHED_IDLE tasks have longer requests.
  *
- * The request does not depend on how a task is woken or on how short its bursts are. With requests
- * as short as bursts, receivers of hackbench run before the other senders, take one or two messages
- * each and sleep again, and two CPUs switch twice as often as under EEVDF. A rule that queued sync
- * wakeups behind all other tasks repaired that, at the price of servers beside CPU hogs: every write
- * to a socket is a sync wakeup. With equal requests, messages pile up without such a rule.
+ * Among tasks that sleep, the request does not depend on how a task is woken or on how short its
+ * bursts are. With requests as short as bursts, or with credit for sleep, receivers of hackbench run
+ * before the other senders, take one or two messages each and sleep again, and two CPUs switch twice
+ * as often as under EEVDF. A rule that queued sync wakeups behind all other tasks repaired that, at
+ * the price of servers beside CPU hogs: every write to a socket is a sync wakeup. With equal
+ * requests and no credit, messages pile up without such a rule.
  *
  * This file is the only one that inserts into a CPU's queue. A task is queued on the CPU of its
  * runqueue. The kernel then reschedules that CPU, if it idles, under the runqueue lock, and no kick
@@ -39,17 +39,6 @@
 #define __MAGPIE_QUEUE_BPF_H
 
 const volatile bool preempt_enabled = true;
-
-/*
- * How much earlier than the running task's deadline a woken task's must be to preempt it. With less,
- * messages do not pile up: four groups of hackbench on two CPUs switch 2.6 times as often as under
- * EEVDF, with 1 ms 1.6 times. The price: in 2 of 16 runs, an audio thread with a period of 2.7 ms
- * beside CPU hogs waited for a tick.
- */
-const volatile u64 preempt_margin_ns = 1000000;
-
-/* How long a task that is no CPU hog runs before it can be preempted. */
-const volatile u64 preempt_protect_ns = 1000000;
 
 /*
  * Queue a task on the CPU of its runqueue. advertise_queue() is a call of its own, because pushing
@@ -136,8 +125,7 @@ static __always_inline bool should_preempt(const struct task_struct *p, const st
 	if (!preempt_enabled || !deadline || p->policy == SCHED_BATCH || p->policy == SCHED_IDLE)
 		return false;
 
-	return is_before(deadline_of(ts) + preempt_margin_ns, deadline) &&
-	       is_before(READ_ONCE(state->running_since) + preempt_protect_ns, scx_bpf_now());
+	return is_before(deadline_of(ts), deadline);
 }
 
 static __always_inline void forbid_preemption(struct cpu_state *state)
@@ -146,7 +134,7 @@ static __always_inline void forbid_preemption(struct cpu_state *state)
 		WRITE_ONCE(state->deadline, 0);
 }
 
-/* Preempt the running task for a woken one if that is due well before it; whether it is. */
+/* Preempt the running task for a woken one if that is due before it; whether it is. */
 static __always_inline bool preempt_for(struct task_struct *p, const struct task_state *ts,
 					struct cpu_state *state, u64 enq_flags)
 {
@@ -187,19 +175,16 @@ static __always_inline bool is_still_first(const struct task_state *ts, s32 cpu)
 }
 
 /*
- * Publish the running task's deadline to wakers: at once for a SCHED_IDLE task, for others after
- * the first slice since they slept. It counts from the clock. A task that was pulled here may be
+ * Publish the running task's deadline to wakers: at once if it is CPU-bound or of policy
+ * SCHED_IDLE, else after its first slice since it slept. It counts from the clock. A task that was pulled here may be
  * far behind the clock; if its own vruntime counted, no sleeper could preempt it until it caught up.
  */
 static __always_inline void publish_deadline(struct cpu_state *state, const struct task_state *ts)
 {
-	bool is_unprotected = is_idle_policy(ts);
 	u64 deadline = 0;
 
-	if (is_unprotected || ts->burst >= slice_ns) {
+	if (is_cpu_bound(ts) || is_idle_policy(ts) || ts->burst >= slice_ns)
 		deadline = state->clock + request(ts);
-		state->running_since = is_unprotected || is_hog(ts) ? 0 : scx_bpf_now();
-	}
 	if (state->deadline != deadline)
 		WRITE_ONCE(state->deadline, deadline);
 }
