@@ -1,22 +1,40 @@
 //! The schedulers to compare: reads `--sched`, and finds the programs that it names.
+//!
+//! ```text
+//!   scx_magpie --no-steal                     a command
+//!   new=./scx_magpie                          NAME=COMMAND
+//!   eevdf@7.0, scx_magpie@path/bzImage        on another kernel than that of --kernel
+//!   eevdf{llc_balancing=0,boot:nohz=off}      with settings of the kernel
+//!   old=scx_magpie@7.0{base_slice_ns=3000000} --no-steal
+//! ```
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use magpie_lab::files;
 
 use crate::report::BASELINE;
+use crate::setting::{self, Boot, Setting};
 
-/// A scheduler with its options, or none: the kernel's own.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A scheduler with its options, or none: the kernel's own; on a kernel, with settings of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Candidate {
     /// The name in the report: as given to `--sched`.
     pub name: String,
     /// Program and options; empty for the baseline.
     pub argv: Vec<String>,
+    /// The kernel of its guest.
+    pub boot: Boot,
+    /// Settings of the kernel that are in force while it runs.
+    pub settings: Vec<Setting>,
 }
 
 impl Candidate {
+    /// Does it ask for a kernel of its own, or for settings?
+    pub fn needs_guest(&self) -> bool {
+        self.boot != Boot::default() || !self.settings.is_empty()
+    }
+
     /// Is this the kernel's own scheduler?
     pub fn is_baseline(&self) -> bool {
         self.argv.is_empty()
@@ -37,31 +55,86 @@ impl Candidate {
 pub fn parse_list(list: &str) -> Result<Vec<Candidate>> {
     let mut candidates = vec![Candidate {
         name: BASELINE.into(),
-        argv: Vec::new(),
+        ..Candidate::default()
     }];
-    for part in list
-        .split(',')
-        .map(str::trim)
-        .filter(|part| !part.is_empty())
-    {
+    let parts = split_list(list)?;
+    for part in parts.into_iter().map(str::trim).filter(|p| !p.is_empty()) {
         if part == BASELINE {
             continue;
         }
         let (name, command) = split_name(part);
-        let mut argv = shell_words::split(command)
-            .with_context(|| format!("read the scheduler `{command}`"))?;
-        if command == BASELINE {
-            argv.clear();
-        }
-        add(
-            &mut candidates,
-            Candidate {
-                name: name.into(),
-                argv,
-            },
-        )?;
+        let candidate = parse(name, command).with_context(|| format!("the scheduler `{part}`"))?;
+        add(&mut candidates, candidate)?;
     }
     Ok(candidates)
+}
+
+/// Splits a list at its commas, except those in braces.
+fn split_list(list: &str) -> Result<Vec<&str>> {
+    let (mut parts, mut start, mut is_inside) = (Vec::new(), 0, false);
+    for (at, c) in list.char_indices() {
+        match c {
+            '{' | '}' if is_inside == (c == '{') => {
+                bail!("the braces of `{list}` do not match: settings stand between {{ and }}")
+            }
+            '{' => is_inside = true,
+            '}' => is_inside = false,
+            ',' if !is_inside => {
+                parts.push(&list[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    ensure!(
+        !is_inside,
+        "the braces of `{list}` do not match: settings stand between {{ and }}"
+    );
+    parts.push(&list[start..]);
+    Ok(parts)
+}
+
+/// Reads `PROGRAM[@KERNEL][{SETTINGS}] [OPTIONS]`.
+fn parse(name: &str, command: &str) -> Result<Candidate> {
+    let end = command
+        .find('{')
+        .or_else(|| command.find(char::is_whitespace));
+    let (target, rest) = command.split_at(end.unwrap_or(command.len()));
+    ensure!(
+        !target.contains(char::is_whitespace),
+        "settings stand behind the program, before its options: PROGRAM@KERNEL{{SETTINGS}} OPTIONS"
+    );
+    let (settings, options) = match rest.strip_prefix('{') {
+        Some(rest) => rest.split_once('}').context("the braces do not match")?,
+        None => ("", rest),
+    };
+    let (settings, parameters) = setting::parse(settings)?;
+    let (program, kernel) = match target.split_once('@') {
+        Some((program, kernel)) => (program, Some(kernel)),
+        None => (target, None),
+    };
+    ensure!(
+        !program.is_empty() && kernel != Some(""),
+        "write it like eevdf@7.0, scx_magpie@path/bzImage or eevdf{{base_slice_ns=3000000}}"
+    );
+    let mut argv = shell_words::split(&format!("{program} {options}"))?;
+    if program == BASELINE {
+        ensure!(
+            argv.len() == 1,
+            "{BASELINE} is the kernel's own scheduler and has no options; settings stand in braces: \
+             {BASELINE}{{base_slice_ns=3000000}}"
+        );
+        argv.clear();
+    }
+    Ok(Candidate {
+        name: name.into(),
+        argv,
+        boot: Boot {
+            kernel: kernel.map(str::to_string),
+            parameters,
+        },
+        settings,
+    })
 }
 
 fn add(candidates: &mut Vec<Candidate>, new: Candidate) -> Result<()> {
@@ -109,7 +182,12 @@ pub fn add_ablation(candidates: &mut Vec<Candidate>) -> Result<()> {
         argv.extend(arguments);
         let name = argv.join(" ");
         if candidates.iter().all(|known| known.name != name) {
-            add(candidates, Candidate { name, argv })?;
+            let candidate = Candidate {
+                name,
+                argv,
+                ..Candidate::default()
+            };
+            add(candidates, candidate)?;
         }
     }
     Ok(())
@@ -224,6 +302,46 @@ mod tests {
         assert_eq!(found[3].0, "scx_a --slice=5");
         let error = parse_list("scx_a,scx_a").unwrap_err().to_string();
         assert!(error.contains("first=scx_a,second=scx_a"), "{error}");
+    }
+
+    #[test]
+    fn kernels_and_settings_stand_behind_the_program() {
+        let list = parse_list(
+            "eevdf@7.0,eevdf{llc_balancing=0,features=NO_PREEMPT_SHORT},\
+             old=./scx_magpie@a/bzImage{base_slice_ns=3000000,boot:nohz=off} --no-steal",
+        )
+        .unwrap();
+        assert_eq!(list[1].name, "eevdf@7.0");
+        assert!(list[1].is_baseline() && list[1].boot.kernel.as_deref() == Some("7.0"));
+        assert_eq!(
+            list[2].name,
+            "eevdf{llc_balancing=0,features=NO_PREEMPT_SHORT}"
+        );
+        assert!(list[2].is_baseline() && list[2].boot == Boot::default());
+        assert_eq!(list[2].settings.len(), 2);
+        let old = &list[3];
+        assert_eq!(old.name, "old");
+        assert_eq!(old.argv, ["./scx_magpie", "--no-steal"]);
+        assert_eq!(old.boot.kernel.as_deref(), Some("a/bzImage"));
+        assert_eq!(old.boot.parameters, ["nohz=off"]);
+        assert!(!list[0].needs_guest() && list[1..].iter().all(Candidate::needs_guest));
+    }
+
+    #[test]
+    fn mistakes_in_kernels_and_settings_are_named() {
+        for (list, word) in [
+            ("eevdf@", "eevdf@7.0"),
+            ("@7.0", "eevdf@7.0"),
+            ("eevdf{a=1", "braces"),
+            ("eevdf}", "braces"),
+            ("eevdf{{a=1}}", "braces"),
+            ("eevdf{slice}", "is no setting"),
+            ("eevdf --fast", "no options"),
+            ("scx_a --x {a=1}", "before its options"),
+        ] {
+            let error = format!("{:#}", parse_list(list).unwrap_err());
+            assert!(error.contains(word), "{list}: {error}");
+        }
     }
 
     #[test]

@@ -84,12 +84,12 @@ fn run_merge(args: &Merge) -> Result<()> {
 
 fn run_measure(args: &Measure) -> Result<u8> {
     // Everything that can be known to fail fails before a guest is booted or a file is written.
-    let plan = Plan::new(args)?;
+    let mut plan = Plan::new(args)?;
     let published = published(args, &plan)?;
     interrupt::listen()?;
+    let mut place = plan.open_place(args)?;
     let suite = &plan.suite;
     let mut progress = Progress::new(suite.runs(), suite.rounds, args.json.as_deref());
-    let mut place = plan.open_place(args)?;
     let mut report = Report::new(place.machine(), place.kernel(), plan.options.clone());
 
     let ran = suite.run(place.as_mut(), &mut report, &mut progress);

@@ -6,7 +6,7 @@
 //!   suites/*.toml                |
 //!   workloads.toml    --sched list         --in vm | host | vtime
 //!        |                 |                     |
-//!   suite, workload    candidate               place        commands, schedulers, /proc
+//!   suite, workload  candidate, setting   place, guests     commands, schedulers, /proc
 //!        |                 |                     |
 //!        +--------------- plan ------------------+          all checks before a guest is booted
 //!        |                 |                     |
@@ -31,6 +31,7 @@
 
 pub mod candidate;
 pub mod cli;
+pub mod guests;
 pub mod html;
 pub mod place;
 pub mod report;
@@ -56,6 +57,7 @@ mod plot;
 mod progress;
 mod provenance;
 mod reference;
+mod setting;
 mod shard;
 mod show;
 mod strip;

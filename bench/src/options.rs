@@ -24,6 +24,7 @@ use crate::{callbacks, peers};
     magpie bench --suite steal,latency,fairness --sched scx_magpie,scx_cosmos --html report.html\n  \
     magpie bench --in vtime --suite push --ablate --shard 1/4 --json part1.json\n  \
     magpie bench --sched scx_magpie --workload pipe,latency --until-sure --margin 2%\n  \
+    magpie bench --sched 'eevdf@7.0,eevdf{llc_balancing=0},scx_magpie' --workload hackbench\n  \
     magpie bench peers install scx_cosmos scx_lavd\n  \
     magpie bench show result.json\n  \
     magpie bench show --mail result.json\n  \
@@ -72,7 +73,9 @@ pub(crate) struct Measure {
     /// Configuration of a kernel that is given as a file
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Schedulers with their options, separated by commas; eevdf (none) is always measured too
+    /// Schedulers with their options, separated by commas; eevdf (none) is always measured too.
+    /// PROGRAM@KERNEL runs on another kernel (eevdf@7.0, scx_magpie@path/bzImage), and settings of
+    /// the kernel stand in braces: eevdf{base_slice_ns=3000000,features=NO_PREEMPT_SHORT}
     #[arg(long, default_value = "scx_magpie", value_name = "LIST")]
     pub(crate) sched: String,
     /// Suites, separated by commas (`magpie bench suites` lists them), or files that end in .toml

@@ -8,12 +8,14 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use magpie_lab::guest::explain;
 use magpie_lab::{Guest, GuestOptions, Stream};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use serde_json::Value;
+
+use crate::candidate::Candidate;
 
 /// How a command ended.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -48,6 +50,27 @@ pub trait Place {
     fn stop_scheduler(&mut self) -> Result<()>;
     /// The reason why the scheduler ended without being stopped; None while it runs.
     fn scheduler_died(&mut self) -> Result<Option<String>>;
+
+    /// Puts the candidate's kernel and settings into use, for its turn.
+    ///
+    /// # Errors
+    /// If the place has only one kernel, or the kernel refuses a setting.
+    fn enter(&mut self, candidate: &Candidate) -> Result<()> {
+        ensure!(
+            !candidate.needs_guest(),
+            "{} asks for a kernel or settings, which only guests have",
+            candidate.name
+        );
+        Ok(())
+    }
+
+    /// Puts the settings back that were in force before the turn.
+    ///
+    /// # Errors
+    /// If one does not come back.
+    fn leave(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// A booted guest.
@@ -74,6 +97,23 @@ impl Vm {
             ("host_cpus".into(), host_cpus().into()),
         ]);
         Ok(Self { guest, machine })
+    }
+
+    /// Stops a guest in virtual time until [`Vm::resume`], because its time would run ahead. A guest
+    /// in real time goes on idling, because it would miss time.
+    ///
+    /// # Errors
+    /// If QEMU is gone.
+    pub fn pause(&self) -> Result<()> {
+        self.guest.pause()
+    }
+
+    /// Lets a guest go on.
+    ///
+    /// # Errors
+    /// If QEMU is gone.
+    pub fn resume(&self) -> Result<()> {
+        self.guest.resume()
     }
 }
 

@@ -4,14 +4,17 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use magpie_lab::kernel::SERIES;
 use magpie_lab::{GuestOptions, KernelChoice, Machine, files};
 
 use crate::candidate::{self, Candidate};
+use crate::guests::Guests;
 use crate::options::Measure;
-use crate::place::{Host, Place, Vm, host_cpus};
+use crate::place::{Host, Place, host_cpus};
 use crate::progress::Spinner;
 use crate::provenance::{self, Values};
 use crate::runner::{self, Suite};
+use crate::setting::Boot;
 use crate::shard;
 use crate::suite::{self, Definition, Where};
 use crate::workload::{self, Case, Parameters, Workload};
@@ -56,6 +59,7 @@ impl Plan {
         if args.ablate {
             candidate::add_ablation(&mut suite.candidates)?;
         }
+        settle_kernels(&mut suite.candidates, args)?;
         ensure!(
             !args.until_sure || suite.candidates.len() > 1,
             "--until-sure compares candidates with eevdf, and there is only eevdf: name another with \
@@ -85,8 +89,9 @@ impl Plan {
         })
     }
 
-    /// Boots the guest, or checks that this host can be measured.
-    pub(crate) fn open_place(&self, args: &Measure) -> Result<Box<dyn Place>> {
+    /// Boots the guests, or checks that this host can be measured. Adds the kernels of the
+    /// candidates to the options if there are several.
+    pub(crate) fn open_place(&mut self, args: &Measure) -> Result<Box<dyn Place>> {
         let Some(machine) = &self.machine else {
             if self.suite.candidates.iter().any(|c| !c.is_baseline()) {
                 Host::check_schedulers_possible()?;
@@ -100,16 +105,55 @@ impl Plan {
             .collect();
         packages.sort();
         packages.dedup();
-        let options = GuestOptions {
-            machine: machine.clone(),
-            kernel: KernelChoice::parse(args.kernel.as_deref(), args.config.as_deref())?,
-            packages,
-            files: self.programs.clone(),
-            progress: spinner.of_lab(),
-            ..GuestOptions::default()
+        let options = |boot: &Boot| {
+            Ok(GuestOptions {
+                machine: machine.clone(),
+                kernel: choose_kernel(boot, args)?,
+                kernel_cmdline: boot.parameters.clone(),
+                packages: packages.clone(),
+                files: self.programs.clone(),
+                progress: spinner.of_lab(),
+                ..GuestOptions::default()
+            })
         };
-        Ok(Box::new(Vm::boot(&options)?))
+        let candidates = &self.suite.candidates;
+        let guests = Guests::boot(candidates, options)?;
+        if candidates.iter().any(Candidate::needs_guest) {
+            let kernels = guests.kernels(candidates);
+            self.options.insert(provenance::KERNELS.into(), kernels);
+        }
+        Ok(Box::new(guests))
     }
+}
+
+/// The kernel of a guest: the candidate's, else that of `--kernel`. The configuration of a
+/// candidate's file is looked for beside it, as FILE.config.
+fn choose_kernel(boot: &Boot, args: &Measure) -> Result<KernelChoice> {
+    let Some(kernel) = &boot.kernel else {
+        return KernelChoice::parse(args.kernel.as_deref(), args.config.as_deref());
+    };
+    let config = PathBuf::from(format!("{kernel}.config"));
+    let config = config.is_file().then_some(config.as_path());
+    KernelChoice::parse(Some(kernel), config)
+}
+
+/// Removes the kernel from candidates that name the one they have anyway, so that they share its
+/// guest, and checks the place.
+fn settle_kernels(candidates: &mut [Candidate], args: &Measure) -> Result<()> {
+    let newest = SERIES.last().copied();
+    let default = args.kernel.as_deref().or(newest);
+    for candidate in candidates {
+        if candidate.boot.kernel.as_deref() == default {
+            candidate.boot.kernel = None;
+        }
+        ensure!(
+            args.place != Where::Host || !candidate.needs_guest(),
+            "{} asks for a kernel or settings of its own, which would change this host: measure in a \
+             guest, with --in vm or --in vtime",
+            candidate.name
+        );
+    }
+    Ok(())
 }
 
 /// The schedulers' programs on this host. (The suite has their paths in the guest.)
@@ -356,6 +400,23 @@ mod tests {
         assert!(error("--groups 1,,2").contains("empty value"));
         assert!(error("--workload pipe,pipe").contains("twice"));
         assert!(error("--suite stael").contains("there are steal"));
+    }
+
+    #[test]
+    fn a_kernel_that_is_the_default_shares_its_guest() {
+        let settled = |line: &str| {
+            let args = measure(line);
+            let mut candidates = candidate::parse_list(&args.sched).unwrap();
+            settle_kernels(&mut candidates, &args).map(|()| candidates)
+        };
+        let newest = SERIES.last().unwrap();
+        let list = settled(&format!("--sched eevdf@{newest},eevdf@7.0")).unwrap();
+        assert_eq!(list[1].boot, list[0].boot);
+        assert_ne!(list[2].boot, list[0].boot);
+        let list = settled("--kernel 7.0 --sched eevdf@7.0").unwrap();
+        assert_eq!(list[1].boot, list[0].boot);
+        let error = settled("--in host --sched eevdf{base_slice_ns=5}").unwrap_err();
+        assert!(error.to_string().contains("change this host"), "{error}");
     }
 
     #[test]

@@ -19,6 +19,8 @@ use crate::report::UNTIL_SURE;
 pub type Values = BTreeMap<String, Value>;
 
 const COMMIT: &str = "commit";
+/// The option under which a report keeps the kernel release of each candidate, if they differ.
+pub const KERNELS: &str = "kernels";
 /// The part of an [`Origin`] that has the command.
 pub const COMMAND: &str = "command";
 const COMMAND_LINE: &str = "command_line";
@@ -163,6 +165,28 @@ impl<'a> Origin<'a> {
         }
     }
 
+    /// The kernel; if candidates ran on several, which on which.
+    pub fn kernels(self) -> String {
+        let mut releases: Vec<(&str, Vec<&str>)> = Vec::new();
+        let kernels = self.options.get(KERNELS).and_then(Value::as_object);
+        for (candidate, release) in kernels.into_iter().flatten() {
+            let release = release.as_str().unwrap_or_default();
+            match releases.iter_mut().find(|(known, _)| *known == release) {
+                Some((_, candidates)) => candidates.push(candidate),
+                None => releases.push((release, vec![candidate])),
+            }
+        }
+        if releases.len() < 2 {
+            return self.kernel.into();
+        }
+        // The baseline's kernel first.
+        releases.sort_by_key(|(release, _)| *release != self.kernel);
+        let of = |(release, candidates): &(&str, Vec<&str>)| {
+            format!("{release} ({})", candidates.join(", "))
+        };
+        releases.iter().map(of).collect::<Vec<_>>().join("; ")
+    }
+
     /// The day and minute at which the run began.
     pub fn date(self) -> String {
         match OffsetDateTime::from_unix_timestamp(self.started_unix as i64) {
@@ -215,7 +239,7 @@ impl<'a> Origin<'a> {
         [
             (COMMIT, or_not_recorded(self.option(COMMIT))),
             ("machine", self.machine()),
-            ("kernel", self.kernel.to_string()),
+            ("kernel", self.kernels()),
             (COMMAND, or_not_recorded(self.command())),
             ("date", self.date()),
             ("rounds", self.rounds()),
@@ -263,7 +287,7 @@ impl<'a> Origin<'a> {
         let text = format!(
             "{commit}; {}; Linux {}; {}; {}; {versions}.",
             self.machine(),
-            self.kernel,
+            self.kernels(),
             self.rounds(),
             self.date()
         );

@@ -11,6 +11,9 @@
 //! schedulers must see the same drift. The order rotates, so that no scheduler always runs behind
 //! the same other one. After each scheduler's turn the report is consistent and is saved.
 //!
+//! Candidates on other kernels have guests of their own ([`Place::enter`]); their turns are
+//! interleaved like the others.
+//!
 //! With `--until-sure`, a case runs under a candidate until its rows are decided, and under the
 //! baseline until they are decided for all candidates.
 
@@ -25,6 +28,7 @@ use crate::place::Place;
 use crate::provenance::Values;
 use crate::report::{BASELINE, Curve, Occupancy, Report, Row, UNTIL_SURE};
 use crate::sequential::Sequential;
+use crate::setting::Boot;
 use crate::workload::{Case, Metric, Workload};
 use crate::{interrupt, occupancy, shard};
 
@@ -109,7 +113,14 @@ impl Suite {
             .iter()
             .map(|_| (0..cases).map(|_| Cell::default()).collect())
             .collect();
-        self.prepare(place, &mut cells, watcher)?;
+        for boot in self.boots() {
+            place.enter(&Candidate {
+                boot: boot.clone(),
+                ..Candidate::default()
+            })?;
+            self.prepare(boot, place, &mut cells, watcher)?;
+            place.leave()?;
+        }
         for round in 0..=self.rounds {
             for turn in 0..self.candidates.len() {
                 let index = (turn + round) % self.candidates.len();
@@ -137,10 +148,22 @@ impl Suite {
         Ok(())
     }
 
-    /// Makes the inputs of the cases, under the kernel's own scheduler. A case whose input cannot
-    /// be made fails under all schedulers alike.
+    /// The kernels of the candidates, each once.
+    fn boots(&self) -> Vec<&Boot> {
+        let mut boots: Vec<&Boot> = Vec::new();
+        for candidate in &self.candidates {
+            if !boots.contains(&&candidate.boot) {
+                boots.push(&candidate.boot);
+            }
+        }
+        boots
+    }
+
+    /// Makes the inputs of the cases on a kernel, under its own scheduler. A case whose input
+    /// cannot be made fails under all schedulers of this kernel alike.
     fn prepare(
         &self,
+        boot: &Boot,
         place: &mut dyn Place,
         cells: &mut [Vec<Cell>],
         watcher: &mut dyn Watcher,
@@ -176,8 +199,10 @@ impl Suite {
             stop_if_interrupted()?;
             if let Some(why) = failed {
                 watcher.warn(&format!("{}: {why}", workload.name));
-                for row in cells.iter_mut() {
-                    row[column].failed = Some(why.clone());
+                for (candidate, row) in self.candidates.iter().zip(cells.iter_mut()) {
+                    if candidate.boot == *boot {
+                        row[column].failed = Some(why.clone());
+                    }
                 }
             }
         }
@@ -200,12 +225,16 @@ impl Suite {
     ) -> Result<()> {
         let nothing_to_run = !cells.iter().any(Cell::runs);
         let mut dead = None;
-        if !nothing_to_run
-            && !candidate.is_baseline()
-            && let Err(error) = place.start_scheduler(&candidate.argv)
-        {
-            stop_if_interrupted()?;
-            dead = Some(format!("{error:#}"));
+        if !nothing_to_run {
+            let entered = place.enter(candidate);
+            let start = |()| match candidate.is_baseline() {
+                true => Ok(()),
+                false => place.start_scheduler(&candidate.argv),
+            };
+            if let Err(error) = entered.and_then(start) {
+                stop_if_interrupted()?;
+                dead = Some(format!("{error:#}"));
+            }
         }
         let started = !nothing_to_run && dead.is_none() && !candidate.is_baseline();
         let mut next = cells.iter_mut();
@@ -255,7 +284,8 @@ impl Suite {
                 .iter_mut()
                 .for_each(|cell| cell.failed = Some(format!("{error:#}")));
         }
-        Ok(())
+        // With another candidate's settings the rest would be measured wrongly.
+        place.leave()
     }
 
     /// Makes the report's rows anew from the cells.

@@ -44,7 +44,7 @@ fn suite(command: &str, candidates: &[&str]) -> Suite {
         // Without a program each is the host's own scheduler, because only the order is tested.
         .map(|name| Candidate {
             name: (*name).into(),
-            argv: Vec::new(),
+            ..Candidate::default()
         })
         .collect();
     Suite {

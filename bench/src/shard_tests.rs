@@ -96,6 +96,7 @@ fn measure(shard: Option<&str>) -> Report {
     let candidate = |name: &str, command: &str| Candidate {
         name: name.into(),
         argv: command.split_whitespace().map(str::to_string).collect(),
+        ..Candidate::default()
     };
     let mut suite = Suite {
         candidates: vec![

@@ -178,7 +178,9 @@ pub fn describe_counters(report: &Report, which: ShowCounters) -> String {
     let mut text = String::new();
     let mut last = None;
     for row in &report.results {
-        let argv = shell_words::split(&row.scheduler).unwrap_or_default();
+        // Behind the program may stand a kernel and settings.
+        let command = row.scheduler.split(['@', '{']).next().unwrap_or_default();
+        let argv = shell_words::split(command).unwrap_or_default();
         let program = argv
             .first()
             .and_then(|program| Path::new(program).file_name());

@@ -86,6 +86,10 @@ pub fn render(report: &Report, style: Style) -> String {
             Some(margin) => describe_until_sure(report, margin),
             None => format!("{NORMALIZED}{FIXED}{MIXED}"),
         });
+        let kernels = report.origin().kernels();
+        if kernels != report.kernel {
+            let _ = writeln!(text, "kernels: {kernels}.");
+        }
         text.push_str(&describe_correction(&Verdicts::of(report)));
     }
     text

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use magpie_guest::{Event, ExecResult, PROTOCOL, Request, SchedulerExit, Stream, decode};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 pub use self::scheduler::explain;
 
@@ -234,6 +236,32 @@ impl Guest {
     /// When QEMU does not answer on its monitor.
     pub fn qemu_threads(&mut self) -> Result<Vec<u32>> {
         self.connection.qemu_mut().vcpu_threads()
+    }
+
+    /// Stops a guest in virtual time until [`Guest::resume`]: while it idles, its time would run
+    /// ahead as fast as the host can. In real time this does nothing, because the guest's clock goes
+    /// on.
+    ///
+    /// # Errors
+    /// When QEMU has ended.
+    pub fn pause(&self) -> Result<()> {
+        self.signal(Signal::SIGSTOP)
+    }
+
+    /// Lets a guest go on that was stopped.
+    ///
+    /// # Errors
+    /// When QEMU has ended.
+    pub fn resume(&self) -> Result<()> {
+        self.signal(Signal::SIGCONT)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        if self.in_virtual_time {
+            let pid = Pid::from_raw(self.qemu_pid() as i32);
+            kill(pid, signal).with_context(|| format!("send {signal} to QEMU"))?;
+        }
+        Ok(())
     }
 
     /// Process id of QEMU.

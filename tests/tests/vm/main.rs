@@ -3,6 +3,7 @@
 //! real time waits until no other guest runs.
 
 mod bench_agreement;
+mod bench_candidates;
 mod bench_verdicts;
 mod lab_guest;
 mod lab_scheduler;
