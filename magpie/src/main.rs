@@ -1,11 +1,11 @@
 //! The `magpie` command: stock kernels in virtual machines (`magpie lab`), measurements (`magpie
-//! bench`).
+//! bench`), metrics of the running scheduler (`magpie export`).
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Boot stock kernels in virtual machines, and measure schedulers.
+/// Boot stock kernels in virtual machines, measure schedulers, and watch scx_magpie.
 #[derive(Debug, Parser)]
 #[command(name = "magpie", version, arg_required_else_help = true)]
 struct Arguments {
@@ -18,12 +18,14 @@ enum Command {
     /// Boot stock kernels in virtual machines, run schedulers and commands in them
     Lab(magpie_lab::cli::Args),
     Bench(magpie_bench::cli::Args),
+    Export(magpie_observe::export::Args),
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Lab(args) => magpie_lab::cli::run(args),
         Command::Bench(args) => magpie_bench::cli::run(args),
+        Command::Export(args) => magpie_observe::export::run(&args),
     };
     match result {
         Ok(code) => ExitCode::from(code),

@@ -35,6 +35,8 @@ mod configuration;
 mod counters;
 mod cpu_set;
 mod cpus;
+#[cfg(test)]
+mod export_tests;
 mod flags;
 mod host_state;
 mod interrupts;

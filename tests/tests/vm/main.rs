@@ -8,6 +8,7 @@ mod bench_verdicts;
 mod lab_guest;
 mod lab_scheduler;
 mod lab_topology;
+mod observe;
 mod preferred_cpus;
 mod preferred_estimate;
 mod preferred_overcommit;

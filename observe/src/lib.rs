@@ -1,0 +1,25 @@
+//! What a running scx_magpie does, for monitoring: `magpie export` serves it as metrics.
+//!
+//! ```text
+//!   scx_stats' socket   /sys/kernel/sched_ext   /sys/devices/system   /proc/stat
+//!          |                     |                      |                 |
+//!      scheduler              kernel                topology          cpu_times
+//!          '---------------------+----------+-----------+-----------------'
+//!                                           |
+//!                                        sample: everything at one moment
+//!                                           |
+//!                       export: metrics, http, textfile
+//! ```
+//!
+//! The scheduler itself opens no port, because the usual units forbid it: these programs ask it
+//! over its unix socket. Each file depends only on files above it in the picture.
+
+mod cpu_times;
+pub mod export;
+mod kernel;
+mod sample;
+mod scheduler;
+mod topology;
+
+pub use sample::{Sample, Source};
+pub use scheduler::{Cgroup, Cpu, Preferred};

@@ -1,0 +1,92 @@
+//! Everything that can be known of the scheduler at one moment, and where it comes from.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use crate::cpu_times::CpuTimes;
+use crate::kernel::SchedExt;
+use crate::scheduler::{Scheduler, Status};
+use crate::topology::Topology;
+
+/// Everything at one moment. Counters count since the scheduler's start.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// When it was taken, in seconds since 1970.
+    pub at: f64,
+    /// What the scheduler tells, or why there is nothing.
+    pub status: std::result::Result<Status, String>,
+    /// What the kernel says of sched_ext.
+    pub sched_ext: SchedExt,
+    /// Where the online CPUs are. A recording has it apart.
+    #[serde(skip)]
+    pub topology: Topology,
+    /// How busy each CPU was.
+    pub cpu_times: CpuTimes,
+}
+
+/// Where samples come from.
+#[derive(Clone, Debug)]
+pub struct Source {
+    socket: PathBuf,
+    root: PathBuf,
+    patience: Duration,
+    topology: Topology,
+}
+
+impl Source {
+    /// A source that asks the scheduler at `socket`, waits for each of its answers for as long as
+    /// `patience`, and reads the kernel's files below `root`.
+    pub fn new(socket: &Path, patience: Duration, root: &Path) -> Source {
+        Source {
+            socket: socket.into(),
+            root: root.into(),
+            patience,
+            topology: Topology::default(),
+        }
+    }
+
+    /// Takes a sample. It takes some tenths of a second, because the scheduler looks for requests
+    /// ten times a second.
+    pub fn take(&mut self) -> Sample {
+        let connected = Scheduler::connect(&self.socket, self.patience);
+        let answered = connected.and_then(|mut scheduler| scheduler.status());
+        self.complete(answered)
+    }
+
+    /// Takes a sample, and the scheduler's explanations of its counters.
+    pub fn take_explained(&mut self) -> (Sample, BTreeMap<String, String>) {
+        let answered = Scheduler::connect(&self.socket, self.patience).and_then(|mut scheduler| {
+            let explanations = scheduler.explanations()?;
+            Ok((scheduler.status()?, explanations))
+        });
+        match answered {
+            Ok((status, explanations)) => (self.complete(Ok(status)), explanations),
+            Err(error) => (self.complete(Err(error)), BTreeMap::new()),
+        }
+    }
+
+    /// Adds the kernel's side to the scheduler's answer.
+    fn complete(&mut self, answered: Result<Status>) -> Sample {
+        self.follow_topology();
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+        Sample {
+            at: since_1970.map_or(0.0, |time| time.as_secs_f64()),
+            status: answered.map_err(|error| format!("{error:#}")),
+            sched_ext: SchedExt::read(&self.root),
+            topology: self.topology.clone(),
+            cpu_times: CpuTimes::read(&self.root),
+        }
+    }
+
+    /// Reads the topology again if other CPUs are online than before. On a large machine it is a
+    /// thousand files.
+    fn follow_topology(&mut self) {
+        if Topology::read_online(&self.root) != self.topology.online {
+            self.topology = Topology::read(&self.root);
+        }
+    }
+}
