@@ -1,5 +1,6 @@
 //! The `magpie` command: stock kernels in virtual machines (`magpie lab`), measurements (`magpie
-//! bench`), metrics of the running scheduler (`magpie export`).
+//! bench`), and what the running scheduler does, as metrics (`magpie export`) and on a screen
+//! (`magpie top`).
 
 use std::process::ExitCode;
 
@@ -19,6 +20,7 @@ enum Command {
     Lab(magpie_lab::cli::Args),
     Bench(magpie_bench::cli::Args),
     Export(magpie_observe::export::Args),
+    Top(magpie_observe::top::Args),
 }
 
 fn main() -> ExitCode {
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
         Command::Lab(args) => magpie_lab::cli::run(args),
         Command::Bench(args) => magpie_bench::cli::run(args),
         Command::Export(args) => magpie_observe::export::run(&args),
+        Command::Top(args) => magpie_observe::top::run(&args),
     };
     match result {
         Ok(code) => ExitCode::from(code),

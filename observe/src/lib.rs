@@ -1,4 +1,5 @@
-//! What a running scx_magpie does, for monitoring: `magpie export` serves it as metrics.
+//! What a running scx_magpie does, for monitoring: `magpie export` serves it as metrics, `magpie
+//! top` draws it on a terminal.
 //!
 //! ```text
 //!   scx_stats' socket   /sys/kernel/sched_ext   /sys/devices/system   /proc/stat
@@ -8,7 +9,7 @@
 //!                                           |
 //!                                        sample: everything at one moment
 //!                                           |
-//!                       export: metrics, http, textfile
+//!                       export: metrics, http, textfile; top: app, screen, recording
 //! ```
 //!
 //! The scheduler itself opens no port, because the usual units forbid it: these programs ask it
@@ -19,6 +20,7 @@ pub mod export;
 mod kernel;
 mod sample;
 mod scheduler;
+pub mod top;
 mod topology;
 
 pub use sample::{Sample, Source};

@@ -1,5 +1,6 @@
-//! `magpie export` beside a running scheduler: the scheduler's counters rise from scrape to scrape,
-//! and after its end the exporter stays up and says so.
+//! `magpie export` and `magpie top` beside a running scheduler: its counters rise from scrape to
+//! scrape, after its end the exporter stays up and says so, and a recorded screen is shown again as
+//! it was.
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
@@ -18,6 +19,25 @@ fn value(metrics: &str, series: &str) -> Result<f64> {
         .find(|(name, _)| *name == series);
     let (_, value) = found.with_context(|| format!("no {series} in\n{metrics}"))?;
     value.parse().context("a number")
+}
+
+/// Prints a screen of the running scheduler, and the same one from the recording of it.
+fn watch(guest: &mut Guest) -> Result<()> {
+    let screen = shell(guest, "magpie top --screens 1 --record /tmp/session")?;
+    println!("{screen}");
+    for part in ["magpie_", "2 CPUs", " of 2 (direct)", "wakeups", "steals"] {
+        ensure!(screen.contains(part), "no {part:?} in\n{screen}");
+    }
+    let replayed = shell(guest, "magpie top --screens 1 --replay /tmp/session")?;
+    // The last line says what is shown: each second, or a replay.
+    let body = |screen: &str| {
+        let lines: Vec<String> = screen.lines().map(str::to_string).collect();
+        lines.split_last().map(|(_, body)| body.to_vec())
+    };
+    ensure!(body(&screen) == body(&replayed), "{screen}\n{replayed}");
+    let down = shell(guest, "magpie top --screens 1 --socket /tmp/none")?;
+    ensure!(down.contains("scx_magpie is not running"), "{down}");
+    Ok(())
 }
 
 #[test]
@@ -63,7 +83,7 @@ fn the_exporter_follows_the_scheduler() -> Result<()> {
         });
         let known: f64 = sources.into_iter().sum::<Result<f64>>()?;
         ensure!(known == 1.0, "one source of steal time:\n{second}");
-        Ok(())
+        watch(guest)
     })?;
 
     let after = scrape(&mut guest)?;
