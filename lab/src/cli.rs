@@ -12,9 +12,11 @@ use serde_json::json;
 use crate::files::{self, find_program};
 use crate::guest::{Guest, explain};
 use crate::kernel::{self, KernelChoice, SERIES};
-use crate::machine::Machine;
+use crate::machine::{Machine, Memory};
 use crate::options::GuestOptions;
 use crate::progress::Progress;
+use crate::selfcheck::Figure;
+use crate::vtime::MemoryCounts;
 use crate::{image, packages, qemu, selfcheck, topology, vtime};
 
 /// Exit code of `magpie lab run` when the lab itself failed. Commands seldom end with it.
@@ -369,6 +371,11 @@ fn check_machine(args: &Check) -> Result<u8> {
     if options.machine.virtual_time.is_some() {
         check_time(&mut guest, &options.machine, args.timeout)?;
     }
+    if let Some(time) = &options.machine.virtual_time
+        && let Some(memory) = &time.memory
+    {
+        check_memory(&mut guest, &options.machine, memory, args.timeout)?;
+    }
     guest.shutdown()?;
     Ok(0)
 }
@@ -412,6 +419,44 @@ fn check_time(guest: &mut Guest, machine: &Machine, timeout: u64) -> Result<()> 
         machine.name
     );
     Ok(())
+}
+
+/// Runs the self-check of a machine's memory and prints what it measured, beside the table.
+fn check_memory(guest: &mut Guest, machine: &Machine, memory: &Memory, timeout: u64) -> Result<()> {
+    let timeout = Duration::from_secs(timeout);
+    let check = selfcheck::run_memory(guest, machine, memory, timeout)?;
+    let rows = [
+        ("pointer chase", &check.chase),
+        ("compare-and-swap of a line from", &check.transfers),
+        ("strings", &check.strings),
+    ];
+    println!("memory, measured and (predicted):");
+    for (what, figures) in rows {
+        let figures: Vec<String> = figures.iter().map(Figure::to_string).collect();
+        println!("  {what}: {}", figures.join(", "));
+    }
+    if let Some(counts) = guest.fidelity()?.and_then(|fidelity| fidelity.memory) {
+        print_misses(&counts);
+    }
+    ensure!(
+        check.holds(),
+        "the memory of the machine {} does not cost what its table says: see the figures that are \
+         NOT within their bounds",
+        machine.name
+    );
+    Ok(())
+}
+
+/// Prints where the lines of all accesses came from since the boot, and how long they took.
+fn print_misses(counts: &MemoryCounts) {
+    let sources = counts.sources().map(|(name, served)| {
+        let ms = served.stall_ns as f64 / 1e6;
+        format!("{name} {} ({ms:.1} ms)", served.count)
+    });
+    println!(
+        "  served since the boot, and stall time: {}",
+        sources.join(", ")
+    );
 }
 
 fn write_json(path: &Path, value: &serde_json::Value) -> Result<()> {

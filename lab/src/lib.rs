@@ -51,7 +51,7 @@ pub mod vtime;
 
 pub use guest::Guest;
 pub use kernel::KernelChoice;
-pub use machine::Machine;
+pub use machine::{Machine, Memory};
 pub use magpie_guest::{ExecResult, SchedulerExit, Stream};
 pub use options::{Accelerator, GuestOptions};
 pub use progress::Progress;

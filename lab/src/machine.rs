@@ -4,6 +4,7 @@
 //! are the TOML files of `lab/machines/`, embedded in the program. Users describe their own
 //! machines in files of the same form. See `docs/lab.md` for the format.
 
+mod memory;
 mod virtual_time;
 
 use std::collections::BTreeSet;
@@ -12,6 +13,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
+pub use self::memory::Memory;
 pub use self::virtual_time::VirtualTime;
 
 /// One LLC, or several equal ones, and the cores that share it.
@@ -105,11 +107,13 @@ presets!(
     "vt8",
     "vt8w2",
     "vt8nodes",
+    "vt8-mem",
     "vt16",
     "vt64",
     "xeon-8380",
     "threadripper-3970x",
     "epyc-2x64",
+    "epyc-7742",
     "sapphire-rapids-224",
 );
 
@@ -160,7 +164,7 @@ impl Machine {
     }
 
     /// Reads a machine from TOML and checks that it is possible.
-    fn parse(text: &str) -> Result<Machine> {
+    pub(crate) fn parse(text: &str) -> Result<Machine> {
         let machine: Machine = toml::from_str(text)?;
         machine.check()?;
         Ok(machine)
@@ -214,7 +218,7 @@ impl Machine {
             );
         }
         if let Some(time) = &self.virtual_time {
-            time.check()?;
+            time.check(self.memory_mib)?;
         }
         ensure!(
             self.memory_mib >= 256,

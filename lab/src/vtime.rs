@@ -21,7 +21,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-pub use self::fidelity::{Fidelity, VcpuFidelity};
+pub use self::fidelity::{Fidelity, MemoryCounts, Served, VcpuFidelity};
+pub use self::plugin::memory_program;
 
 use crate::emulator::{self, Emulator};
 use crate::machine::{Machine, VirtualTime};
@@ -67,6 +68,12 @@ pub(crate) fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
     options
         .files
         .push(plugin::check_program(&options.progress)?);
+    // Not in other guests: each file of an image takes instructions of the boot.
+    if time.memory.is_some() {
+        options
+            .files
+            .push(plugin::memory_program(&options.progress)?);
+    }
     options.cpu.get_or_insert_with(|| CPU.to_string());
     options.qemu_program = Some(emulator.program);
     let path = |p: &Path| p.display().to_string();
@@ -82,7 +89,7 @@ pub(crate) fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
         format!(
             "{},{},report={{folder}}/{REPORT}",
             path(&plugin),
-            plugin_options(time, threads)
+            plugin_options(machine, time, threads)
         ),
     ]);
     // A wall clock and random numbers of the host would make each run different.
@@ -103,8 +110,8 @@ pub(crate) fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
 }
 
 /// The plugin's options, as QEMU's `-plugin` takes them.
-fn plugin_options(time: &VirtualTime, threads: u32) -> String {
-    format!(
+fn plugin_options(machine: &Machine, time: &VirtualTime, threads: u32) -> String {
+    let mut options = format!(
         "mips={},quantum={},window={},smt_factor={},threads={threads},turns={},\
          deterministic={},hang={}",
         time.mips,
@@ -114,7 +121,22 @@ fn plugin_options(time: &VirtualTime, threads: u32) -> String {
         time.turns,
         u8::from(time.deterministic),
         time.hang_seconds
-    )
+    );
+    if let Some(memory) = &time.memory {
+        // QEMU numbers CPUs by slot, and gives each LLC as many slots as the largest one needs.
+        let slots = machine.llc.iter().map(|llc| llc.cores).max().unwrap_or(1);
+        let nodes = machine
+            .llc
+            .iter()
+            .flat_map(|llc| (0..llc.count).map(|_| llc.node.to_string()));
+        options += &format!(
+            ",{},llc_cores={slots},llc_nodes={},ram_mib={}",
+            memory.plugin_options(),
+            nodes.collect::<Vec<_>>().join("-"),
+            machine.memory_mib
+        );
+    }
+    options
 }
 
 /// Returns the lab's QEMU if it is new enough, else that of the backports.

@@ -42,15 +42,12 @@ static bool parse_number(const char *text, double least, double most, double *va
 	return !errno && end != text && !*end && *value >= least && *value <= most;
 }
 
-struct number_option {
-	const char *name;
-	double least, most;
-};
-
 static const struct number_option number_options[] = {
-	{ "mips", 1, 100000 },	   { "window", 100, 1e9 },    { "quantum", 10, 1e9 },
-	{ "smt_factor", 0.05, 1 }, { "threads", 1, 8 },	      { "turns", 0, MAX_VCPUS },
-	{ "deterministic", 0, 1 }, { "tsc_mhz", 100, 10000 }, { "hang", 1, 86400 },
+	{ "mips", 1, 100000, NULL },	 { "window", 100, 1e9, NULL },
+	{ "quantum", 10, 1e9, NULL },	 { "smt_factor", 0.05, 1, NULL },
+	{ "threads", 1, 8, NULL },	 { "turns", 0, MAX_VCPUS, NULL },
+	{ "deterministic", 0, 1, NULL }, { "tsc_mhz", 100, 10000, NULL },
+	{ "hang", 1, 86400, NULL },	 { 0 },
 };
 
 static void set_number(const char *name, double value)
@@ -75,32 +72,55 @@ static void set_number(const char *name, double value)
 		options.hang_s = value;
 }
 
+/* The option of that name, `length` characters long, or NULL. */
+static const struct number_option *find_number(const struct number_option *o, const char *name,
+					       size_t length)
+{
+	for (; o->name; o++)
+		if (!strncmp(name, o->name, length) && strlen(o->name) == length)
+			return o;
+	return NULL;
+}
+
+static bool parse_number_option(const char *text, const char *value)
+{
+	const struct number_option *o = find_number(number_options, text, value - text);
+	double number;
+
+	if (!o)
+		o = find_number(memory_number_options, text, value - text);
+	if (!o)
+		return false;
+	if (!parse_number(value + 1, o->least, o->most, &number)) {
+		fprintf(stderr, "magpie-vtime: %s: a number from %g to %g is needed\n", text,
+			o->least, o->most);
+		return false;
+	}
+	if (o->value)
+		*o->value = number;
+	else
+		set_number(o->name, number);
+	return true;
+}
+
 static bool parse_option(const char *text)
 {
 	const char *value = strchr(text, '=');
-	double number;
 
 	if (value && !strncmp(text, "report=", 7)) {
 		options.report = strdup(value + 1);
 		return true;
 	}
-	for (size_t i = 0; value && i < sizeof(number_options) / sizeof(number_options[0]); i++) {
-		const struct number_option *o = &number_options[i];
-
-		if (strncmp(text, o->name, value - text) ||
-		    strlen(o->name) != (size_t)(value - text))
-			continue;
-		if (!parse_number(value + 1, o->least, o->most, &number)) {
-			fprintf(stderr, "magpie-vtime: %s: a number from %g to %g is needed\n",
-				text, o->least, o->most);
-			return false;
-		}
-		set_number(o->name, number);
+	if (value && !strncmp(text, "llc_nodes=", 10) && memory_set_nodes(value + 1))
 		return true;
-	}
-	fprintf(stderr, "magpie-vtime: unknown option %s; there are: report=FILE", text);
-	for (size_t i = 0; i < sizeof(number_options) / sizeof(number_options[0]); i++)
-		fprintf(stderr, ", %s=NUMBER", number_options[i].name);
+	if (value && parse_number_option(text, value))
+		return true;
+	fprintf(stderr,
+		"magpie-vtime: unknown option %s; there are: report=FILE, llc_nodes=N-N-...", text);
+	for (const struct number_option *o = number_options; o->name; o++)
+		fprintf(stderr, ", %s=NUMBER", o->name);
+	for (const struct number_option *o = memory_number_options; o->name; o++)
+		fprintf(stderr, ", %s=NUMBER", o->name);
 	fprintf(stderr, "\n");
 	return false;
 }
@@ -123,6 +143,10 @@ static bool check_options(void)
 			"than the window of %lld ns: lower quantum= or raise window=\n",
 			(unsigned long long)options.quantum, slowest_ns,
 			(long long)options.window_ns);
+		return false;
+	}
+	if (memory_fault()) {
+		fprintf(stderr, "magpie-vtime: %s\n", memory_fault());
 		return false;
 	}
 	if (!options.turns || options.deterministic)
@@ -173,6 +197,7 @@ EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, int
 	}
 	nr_vcpus = info->system.max_vcpus;
 	smt_init();
+	memory_init();
 	turn_init();
 	mainloop_init();
 	if (!patch_qemu(info->target_name))

@@ -57,10 +57,28 @@ typedef struct {
 enum { QEMU_PLUGIN_CB_NO_REGS = 0, QEMU_PLUGIN_CB_RW_REGS = 2 };
 enum { QEMU_PLUGIN_COND_GE = 7 };
 enum { QEMU_PLUGIN_INLINE_ADD_U64 = 0 };
+enum { QEMU_PLUGIN_MEM_R = 1, QEMU_PLUGIN_MEM_W = 2 };
+
+/* A loaded or stored value. */
+typedef struct {
+	int type;
+	union {
+		uint8_t u8;
+		uint16_t u16;
+		uint32_t u32;
+		uint64_t u64;
+		struct {
+			uint64_t low, high;
+		} u128;
+	} data;
+} qemu_plugin_mem_value;
+
+struct qemu_plugin_hwaddr;
 
 typedef void (*vcpu_cb)(qemu_plugin_id_t id, unsigned int index);
 typedef void (*tb_cb)(qemu_plugin_id_t id, struct qemu_plugin_tb *tb);
 typedef void (*exec_cb)(unsigned int index, void *userdata);
+typedef void (*mem_cb)(unsigned int index, uint32_t info, uint64_t vaddr, void *userdata);
 typedef void (*exit_cb)(qemu_plugin_id_t id, void *userdata);
 
 QEMU_API struct qemu_plugin_scoreboard *qemu_plugin_scoreboard_new(size_t size);
@@ -82,6 +100,15 @@ QEMU_API void qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(struct qemu_plug
 QEMU_API void qemu_plugin_register_vcpu_tb_exec_cond_cb(struct qemu_plugin_tb *tb, exec_cb cb,
 							int flags, int cond, qemu_plugin_u64 entry,
 							uint64_t imm, void *userdata);
+QEMU_API void qemu_plugin_register_vcpu_insn_exec_cb(struct qemu_plugin_insn *insn, exec_cb cb,
+						     int flags, void *userdata);
+QEMU_API void qemu_plugin_register_vcpu_mem_cb(struct qemu_plugin_insn *insn, mem_cb cb, int flags,
+					       int rw, void *userdata);
+QEMU_API unsigned int qemu_plugin_mem_size_shift(uint32_t info);
+QEMU_API qemu_plugin_mem_value qemu_plugin_mem_get_value(uint32_t info);
+QEMU_API struct qemu_plugin_hwaddr *qemu_plugin_get_hwaddr(uint32_t info, uint64_t vaddr);
+QEMU_API bool qemu_plugin_hwaddr_is_io(const struct qemu_plugin_hwaddr *where);
+QEMU_API uint64_t qemu_plugin_hwaddr_phys_addr(const struct qemu_plugin_hwaddr *where);
 QEMU_API void qemu_plugin_register_vcpu_init_cb(qemu_plugin_id_t id, vcpu_cb cb);
 QEMU_API void qemu_plugin_register_vcpu_idle_cb(qemu_plugin_id_t id, vcpu_cb cb);
 QEMU_API void qemu_plugin_register_vcpu_resume_cb(qemu_plugin_id_t id, vcpu_cb cb);

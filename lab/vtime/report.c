@@ -20,6 +20,40 @@ void report_start(const char *target)
 	target_name = target;
 }
 
+/* The misses of a vCPU, or of all, by the source of the line, and the time that they took. */
+static void write_memory(FILE *f, const struct memory_counts *counts)
+{
+	const char *comma = "";
+
+	fprintf(f, "{");
+	for (int s = 0; memory_source_names[s]; s++) {
+		fprintf(f, "%s\"%s\": {\"count\": %" PRIu64 ", \"stall_ns\": %" PRIu64 "}", comma,
+			memory_source_names[s], counts->nr[s], counts->stall_ns[s]);
+		comma = ", ";
+	}
+	fprintf(f, ", \"string_bytes\": %" PRIu64 ", \"string_ns\": %" PRIu64 "}",
+		counts->string_bytes, counts->string_ns);
+}
+
+static void write_all_memory(FILE *f)
+{
+	struct memory_counts all = { 0 };
+
+	for (unsigned int i = 0; i < nr_vcpus; i++) {
+		const struct memory_counts counts = memory_counts(i);
+
+		for (int s = 0; s < MAX_SOURCES; s++) {
+			all.nr[s] += counts.nr[s];
+			all.stall_ns[s] += counts.stall_ns[s];
+		}
+		all.string_bytes += counts.string_bytes;
+		all.string_ns += counts.string_ns;
+	}
+	fprintf(f, "  \"memory\": ");
+	write_memory(f, &all);
+	fprintf(f, ",\n");
+}
+
 static void write_vcpus(FILE *f)
 {
 	fprintf(f, "  \"vcpus\": [\n");
@@ -28,9 +62,15 @@ static void write_vcpus(FILE *f)
 
 		fprintf(f,
 			"    {\"instructions\": %" PRIu64 ", \"idle_ns\": %" PRId64
-			", \"work_ns\": %" PRId64 ", \"shared_ns\": %" PRId64 "}%s\n",
-			v->insns, v->idle_ns, v->work_ns, v->shared_ns,
-			i + 1 < nr_vcpus ? "," : "");
+			", \"work_ns\": %" PRId64 ", \"shared_ns\": %" PRId64,
+			v->insns, v->idle_ns, v->work_ns, v->shared_ns);
+		if (memory_is_on()) {
+			const struct memory_counts counts = memory_counts(i);
+
+			fprintf(f, ", \"memory\": ");
+			write_memory(f, &counts);
+		}
+		fprintf(f, "}%s\n", i + 1 < nr_vcpus ? "," : "");
 	}
 	fprintf(f, "  ]\n");
 }
@@ -83,6 +123,8 @@ void report_write(const char *end)
 		counters.turns, quanta, counters.slow_quanta, counters.jumps, counters.timer_calls,
 		counters.notify_calls, counters.host_calls, clock_reads,
 		counters.stale_breakpoints);
+	if (memory_is_on())
+		write_all_memory(f);
 	write_vcpus(f);
 	fprintf(f, "}\n");
 	/* Renamed when complete, so that the lab never reads a part of it. */

@@ -240,14 +240,18 @@ static void dispatch(void)
 	WRITE_ONCE(wanted, main_has_precedence() || (running < options.turns && furthest_behind()));
 }
 
-/* Count a vCPU that is beyond its turn by more than a block. Blocks are counted whole. */
+/*
+ * Count a vCPU that is beyond its turn by more than a block. Blocks are counted whole, with the
+ * time that they wait for memory.
+ */
 static void check_window(const struct vcpu *v)
 {
 	const int64_t beyond = v->local_ns - v->limit_ns;
+	const uint64_t block_ps = (uint64_t)MAX_BLOCK_INSNS * v->cost_ps + v->late_stall_ps;
 
 	if (beyond > counters.beyond_max_ns)
 		counters.beyond_max_ns = beyond;
-	if (beyond > (int64_t)MAX_BLOCK_INSNS * v->cost_ps / 1000)
+	if (beyond > (int64_t)(block_ps / 1000))
 		counters.broken++;
 }
 

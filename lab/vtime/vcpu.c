@@ -81,7 +81,8 @@ void vcpu_count(struct vcpu *v)
 	const uint64_t insns = *v->score - v->counted;
 	const uint64_t ps = insns * v->cost_ps + v->rest_ps;
 
-	v->insns += insns;
+	v->insns += insns - v->stalled;
+	v->stalled = 0;
 	v->counted = *v->score;
 	v->rest_ps = ps % 1000;
 	if (smt_is_shared(v))
@@ -108,6 +109,13 @@ void vcpu_start_quantum(struct vcpu *v)
 	}
 	*v->score = SCORE_END - budget;
 	v->counted = *v->score;
+	v->late_stall_ps = 0;
+}
+
+/* Return true if the present block is the last one before quantum_end(). */
+bool vcpu_is_beyond_quantum(const struct vcpu *v)
+{
+	return *v->score >= SCORE_END;
 }
 
 /* Let the next translated block call quantum_end(). */
@@ -195,7 +203,7 @@ bool vcpu_is_big_lock(const pthread_mutex_t *mutex)
 	return mutex == READ_ONCE(big_lock);
 }
 
-/* QEMU has translated a block: add the counting, and the calls of breakpoint.c and work.c. */
+/* QEMU has translated a block: add the counting, and the calls of memory.c, breakpoint.c and work.c. */
 static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
 	const qemu_plugin_u64 entry = { scoreboard, 0 };
@@ -205,6 +213,7 @@ static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 							  qemu_plugin_tb_n_insns(tb));
 	qemu_plugin_register_vcpu_tb_exec_cond_cb(tb, quantum_end, QEMU_PLUGIN_CB_NO_REGS,
 						  QEMU_PLUGIN_COND_GE, entry, SCORE_END, NULL);
+	memory_watch(tb);
 	breakpoint_watch(tb);
 	if (work_is_in(tb))
 		qemu_plugin_register_vcpu_tb_exec_cb(tb, work_begins, QEMU_PLUGIN_CB_NO_REGS, NULL);

@@ -20,6 +20,7 @@
  *	breakpoint.c	breakpoints that the kernel has removed
  *	work.c		the instruction of programs that only keep a CPU busy
  *	smt.c		the speed of a CPU whose sibling is busy
+ *	memory.c	what memory costs; memory.h names the files of the model
  *	interpose.c	the C library functions that are replaced
  *	patch.c		replaces functions of QEMU
  *	report.c	the fidelity report
@@ -79,7 +80,9 @@ struct vcpu {
 	uint32_t rest_ps; /* picoseconds that local_ns lacks */
 	uint32_t cost_ps; /* cost of one instruction in this quantum */
 	uint64_t counted; /* the scoreboard's value at the last count */
-	uint64_t *score; /* grows by each executed instruction */
+	uint64_t *score; /* grows by each executed instruction, and by stalls */
+	uint64_t stalled; /* of the score since the last count: not instructions, but stalls */
+	uint64_t late_stall_ps; /* stalls in the block that goes beyond the quantum */
 	bool is_fresh; /* no quantum of its turn has begun */
 	bool yields; /* its turn is over, and it is leaving cpu_exec() */
 	bool halting; /* between QEMU's idle and resume callbacks */
@@ -110,6 +113,22 @@ struct counters {
 	uint64_t broken; /* a vCPU was found beyond the end of its turn */
 	int64_t beyond_max_ns; /* how far beyond at most */
 	int64_t late_max_ns; /* how late a timer was served at most */
+};
+
+/* An option of the plugin whose value is a number. */
+struct number_option {
+	const char *name;
+	double least, most;
+	double *value; /* NULL: see main.c */
+};
+
+/* Sources of lines: enum source of memory.h. */
+#define MAX_SOURCES 16
+
+/* What the memory model counted on a vCPU. */
+struct memory_counts {
+	uint64_t nr[MAX_SOURCES], stall_ns[MAX_SOURCES];
+	uint64_t string_bytes, string_ns;
 };
 
 extern struct options options;
@@ -144,6 +163,7 @@ int64_t vcpu_local_now(const struct vcpu *v);
 void vcpu_count(struct vcpu *v);
 void vcpu_start_quantum(struct vcpu *v);
 void vcpu_end_quantum_early(struct vcpu *v);
+bool vcpu_is_beyond_quantum(const struct vcpu *v);
 void vcpu_idle_wait(struct vcpu *v, pthread_cond_t *cond, pthread_mutex_t *mutex);
 struct vcpu *vcpu_by_cond(const pthread_cond_t *cond);
 bool vcpu_is_big_lock(const pthread_mutex_t *mutex);
@@ -169,6 +189,16 @@ bool work_is_in(const struct qemu_plugin_tb *tb);
 uint32_t smt_cost_ps(const struct vcpu *v);
 bool smt_is_shared(const struct vcpu *v);
 void smt_init(void);
+
+/* memory.c */
+extern const struct number_option memory_number_options[];
+extern const char *const memory_source_names[];
+bool memory_set_nodes(const char *text);
+const char *memory_fault(void);
+void memory_init(void);
+bool memory_is_on(void);
+void memory_watch(struct qemu_plugin_tb *tb);
+struct memory_counts memory_counts(unsigned int index);
 
 /* patch.c */
 bool patch_function(const char *name, void *replacement, char *why, size_t size);

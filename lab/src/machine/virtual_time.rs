@@ -4,6 +4,8 @@
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
+use super::memory::Memory;
+
 /// Speed and windows of a machine in virtual time. Absent keys have the values of `default()`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -23,6 +25,9 @@ pub struct VirtualTime {
     pub deterministic: bool,
     /// Real seconds without progress after which the plugin prints the machine's state and ends it.
     pub hang_seconds: u32,
+    /// Caches, and what memory costs. Without it every access costs the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
 }
 
 // Equality is total, because `check` refuses NaN.
@@ -38,13 +43,15 @@ impl Default for VirtualTime {
             turns: 0,
             deterministic: false,
             hang_seconds: 60,
+            memory: None,
         }
     }
 }
 
 impl VirtualTime {
     /// Fails for every value that the plugin would refuse, before a download or a boot.
-    pub(super) fn check(&self) -> Result<()> {
+    /// `memory_mib` is the machine's memory.
+    pub(super) fn check(&self, memory_mib: u64) -> Result<()> {
         ensure!(
             (1.0..=100_000.0).contains(&self.mips),
             "virtual_time.mips must be from 1 to 100000, not {}",
@@ -66,7 +73,9 @@ impl VirtualTime {
              lower quantum or raise window_ns",
             self.window_ns
         );
-        Ok(())
+        self.memory
+            .as_ref()
+            .map_or(Ok(()), |memory| memory.check(memory_mib))
     }
 }
 
@@ -76,7 +85,7 @@ mod tests {
 
     #[test]
     fn the_defaults_are_valid() {
-        VirtualTime::default().check().expect("valid");
+        VirtualTime::default().check(2048).expect("valid");
     }
 
     #[test]
@@ -85,7 +94,7 @@ mod tests {
             quantum: 2000,
             ..VirtualTime::default()
         };
-        let error = time.check().expect_err("6667 ns do not fit 5000");
+        let error = time.check(2048).expect_err("6667 ns do not fit 5000");
         assert!(error.to_string().contains("6667 ns"), "{error}");
     }
 
@@ -105,7 +114,7 @@ mod tests {
                 ..VirtualTime::default()
             },
         ] {
-            time.check().expect_err("must be refused");
+            time.check(2048).expect_err("must be refused");
         }
     }
 }

@@ -68,6 +68,9 @@ pub struct Fidelity {
     /// Breakpoints that a vCPU would have executed after the kernel had removed them
     /// (`breakpoint.c`).
     pub stale_breakpoints: u64,
+    /// Misses of all CPUs, and what they cost; `None` for a machine without memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryCounts>,
     /// One entry for each vCPU.
     pub vcpus: Vec<VcpuFidelity>,
 }
@@ -83,6 +86,67 @@ pub struct VcpuFidelity {
     pub work_ns: i64,
     /// Virtual nanoseconds executed while a sibling was busy.
     pub shared_ns: i64,
+    /// Misses of the CPU, and what they cost; `None` for a machine without memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryCounts>,
+}
+
+/// Accesses by where the line came from. Those of L1 are counted only if they were looked up by
+/// physical address.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MemoryCounts {
+    /// The core's L1.
+    pub l1: Served,
+    /// The core's L2.
+    pub l2: Served,
+    /// The core's LLC.
+    pub llc: Served,
+    /// The other thread of the core had written the line.
+    pub sibling: Served,
+    /// Another core of the LLC.
+    pub same_llc: Served,
+    /// Another LLC of the node.
+    pub other_llc: Served,
+    /// Another node.
+    pub other_node: Served,
+    /// The memory of the own node.
+    pub dram: Served,
+    /// The memory of another node.
+    pub remote_dram: Served,
+    /// Bytes that repeated string instructions wrote.
+    pub string_bytes: u64,
+    /// Virtual nanoseconds that those instructions took, without their misses.
+    pub string_ns: u64,
+}
+
+/// How many accesses one source served.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Served {
+    /// Accesses.
+    pub count: u64,
+    /// Virtual nanoseconds that they waited beyond their instruction.
+    pub stall_ns: u64,
+}
+
+impl MemoryCounts {
+    /// Each source beyond L1, with its name in reports.
+    pub fn sources(&self) -> [(&'static str, Served); 8] {
+        [
+            ("L2", self.l2),
+            ("LLC", self.llc),
+            ("sibling", self.sibling),
+            ("same LLC", self.same_llc),
+            ("other LLC", self.other_llc),
+            ("other node", self.other_node),
+            ("DRAM", self.dram),
+            ("remote DRAM", self.remote_dram),
+        ]
+    }
+
+    /// Virtual nanoseconds that all accesses waited.
+    pub fn stall_ns(&self) -> u64 {
+        self.sources().iter().map(|(_, s)| s.stall_ns).sum()
+    }
 }
 
 impl Fidelity {

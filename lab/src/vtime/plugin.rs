@@ -27,6 +27,7 @@ sources!(
     "Makefile",
     "qemu-api.h",
     "vtime.h",
+    "memory.h",
     "main.c",
     "turn.c",
     "vcpu.c",
@@ -35,11 +36,16 @@ sources!(
     "mainloop.c",
     "clock.c",
     "smt.c",
+    "memory.c",
+    "directory.c",
+    "cache.c",
+    "insn.c",
     "interpose.c",
     "patch.c",
     "report.c",
     "watchdog.c",
     "check/vtime-check.c",
+    "check/memory-check.c",
     "check/vtime-batch",
 );
 
@@ -51,6 +57,11 @@ pub fn build(progress: &Progress) -> Result<PathBuf> {
 /// Returns the self-check that runs in a guest: `vtime-check MIPS WINDOW_NS SMT_FACTOR`.
 pub fn check_program(progress: &Progress) -> Result<PathBuf> {
     Ok(built(progress)?.join("vtime-check"))
+}
+
+/// Returns the self-check of a machine's memory, which runs in a guest.
+pub fn memory_program(progress: &Progress) -> Result<PathBuf> {
+    Ok(built(progress)?.join("memory-check"))
 }
 
 /// Returns the script that is the init of a batch guest.

@@ -34,6 +34,7 @@
 
 #define ROUNDS 51
 #define LOOP_NS 600000.0 /* with a busy sibling, a quarter of the time between ticks */
+#define LOOP_INSNS 300000.0 /* at most, because a fast CPU would take the host long */
 #define WAKE_NS 3000.0 /* most time that a barrier takes to wake one of its threads */
 #define SETTLE_S 5
 #define MAX_CPUS 1024
@@ -50,6 +51,7 @@ static pthread_barrier_t barrier;
 static int online[MAX_CPUS], nr_online;
 static int first_threads[MAX_CPUS], nr_cores;
 static int sibling_of_first = -1;
+static double loop_ns;
 
 static double now_ns(void)
 {
@@ -148,7 +150,7 @@ static double loop_deviation(const int *cpus, int nr, uint64_t insns, double pre
 		runners[i] = (struct runner){
 			.cpu = cpus[i],
 			.insns = insns,
-			.lead = insns / LOOP_NS * WAKE_NS * nr,
+			.lead = insns / loop_ns * WAKE_NS * nr,
 		};
 		if (pthread_create(&threads[i], NULL, run_loop, &runners[i])) {
 			perror("vtime-check: cannot start a thread");
@@ -298,7 +300,7 @@ int main(int argc, char **argv)
 	const double mips = argc == 4 ? atof(argv[1]) : 0,
 		     window_ns = argc == 4 ? atof(argv[2]) : 0;
 	const double smt_factor = argc == 4 ? atof(argv[3]) : 0;
-	const uint64_t insns = LOOP_NS * mips / 1000;
+	uint64_t insns;
 	double alone, all, siblings, beside, sleep_error, ipi = 0;
 	bool holds = true;
 
@@ -306,19 +308,21 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: vtime-check MIPS WINDOW_NS SMT_FACTOR\n");
 		return 2;
 	}
+	insns = LOOP_NS * mips / 1000 < LOOP_INSNS ? LOOP_NS * mips / 1000 : LOOP_INSNS;
+	loop_ns = insns * 1000.0 / mips;
 	prctl(PR_SET_TIMERSLACK, 1);
 	read_topology();
 	/* The kernel puts off work until after the boot, and a busy worker slows its sibling. */
 	sleep(SETTLE_S);
 
 	printf("{\"cpus\": %d, \"cores\": %d", nr_online, nr_cores);
-	alone = loop_deviation(first_threads, 1, insns, LOOP_NS);
-	all = loop_deviation(first_threads, nr_cores, insns, LOOP_NS);
+	alone = loop_deviation(first_threads, 1, insns, loop_ns);
+	all = loop_deviation(first_threads, nr_cores, insns, loop_ns);
 	holds = holds && is_near(alone, 1) && is_near(all, 1);
 	printf(", \"loop_alone_percent\": %.3f, \"loop_all_percent\": %.3f", alone, all);
 	if (sibling_of_first >= 0) {
-		siblings = loop_deviation(online, nr_online, insns, LOOP_NS / smt_factor);
-		beside = beside_work(online[0], sibling_of_first, insns, LOOP_NS / smt_factor);
+		siblings = loop_deviation(online, nr_online, insns, loop_ns / smt_factor);
+		beside = beside_work(online[0], sibling_of_first, insns, loop_ns / smt_factor);
 		holds = holds && is_near(siblings, 1) && is_near(beside, 1);
 		printf(", \"loop_siblings_percent\": %.3f, \"beside_work_percent\": %.3f", siblings,
 		       beside);

@@ -28,3 +28,4 @@ mod scheduler_survival;
 mod scheduler_throttled;
 mod scheduler_wakeup;
 mod vtime_machine;
+mod vtime_memory;

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * What memory costs, measured inside a guest. It is linked statically and needs
+ * only a kernel. The lab compares the figures with the machine's table.
+ *
+ *	memory-check chase CPU HOME KIB...	a random walk through so much memory
+ *	memory-check transfer A B		CPU B takes lines that CPU A has written,
+ *						beyond what it takes for its own
+ *	memory-check copy CPU BYTES...		repeated string stores into L1
+ *
+ * Each line of output is one figure in nanoseconds, in the order of the arguments:
+ * of one load, of one compare-and-swap, of one string instruction. Exits with 2 for
+ * wrong usage.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#define LINE 64
+#define HUGE_PAGE (2UL << 20)
+#define ROUNDS 51
+#define HANDOVERS 1001 /* so many take longer than what the kernel does at times */
+#define LEAST_LOADS 32768
+#define LINES 64 /* of a transfer: few, so that L1 keeps them */
+
+static double now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1e9 + t.tv_nsec;
+}
+
+static int compare(const void *a, const void *b)
+{
+	const double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+static double median(double *values, int nr)
+{
+	qsort(values, nr, sizeof(*values), compare);
+	return values[nr / 2];
+}
+
+static void pin(int cpu)
+{
+	cpu_set_t set;
+
+	CPU_ZERO(&set);
+	CPU_SET(cpu, &set);
+	if (sched_setaffinity(0, sizeof(set), &set)) {
+		perror("memory-check: cannot run on that CPU");
+		exit(2);
+	}
+}
+
+static uint64_t random_number(void)
+{
+	static uint64_t state = 88172645463325252ULL;
+
+	state ^= state << 13;
+	state ^= state >> 7;
+	state ^= state << 17;
+	return state;
+}
+
+/* Memory in huge pages, so that its lines fill the sets of all caches evenly. */
+static char *allocate(size_t bytes)
+{
+	const size_t size = (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+	char *p = mmap(NULL, size + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+		       -1, 0);
+
+	if (p == MAP_FAILED) {
+		perror("memory-check: cannot allocate memory");
+		exit(2);
+	}
+	p = (char *)(((uintptr_t)p + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
+	madvise(p, size, MADV_HUGEPAGE);
+	memset(p, 0, size);
+	return p;
+}
+
+/* One cycle through all lines, in random order: each has the address of the next. */
+static void **make_cycle(char *memory, size_t lines)
+{
+	uint32_t *order = malloc(lines * sizeof(*order));
+
+	for (size_t i = 0; i < lines; i++)
+		order[i] = i;
+	for (size_t i = lines - 1; i > 0; i--) {
+		const size_t j = random_number() % i;
+		const uint32_t other = order[i];
+
+		order[i] = order[j];
+		order[j] = other;
+	}
+	for (size_t i = 0; i < lines; i++)
+		*(void **)(memory + (size_t)order[i] * LINE) =
+			memory + (size_t)order[(i + 1) % lines] * LINE;
+	free(order);
+	return (void **)memory;
+}
+
+#define LOAD "mov (%0), %0\n\t"
+#define LOADS LOAD LOAD LOAD LOAD LOAD LOAD LOAD LOAD
+
+/* Eight loads at a time, so that the loop's own instructions cost little. */
+static void **walk(void **p, size_t loads)
+{
+	for (size_t i = 0; i < loads; i += 8)
+#if defined(__x86_64__)
+		__asm__ volatile(LOADS : "+r"(p) : : "memory");
+#else
+		for (int n = 0; n < 8; n++)
+			p = *(void *volatile *)p;
+#endif
+	return p;
+}
+
+static int chase(int cpu, int home, int nr, char **kib)
+{
+	for (int i = 0; i < nr; i++) {
+		const size_t bytes = strtoull(kib[i], NULL, 10) * 1024, lines = bytes / LINE;
+		const size_t loads = lines > LEAST_LOADS ? lines : LEAST_LOADS;
+		double start;
+		char *memory;
+		void **p;
+
+		/* The kernel takes the memory of the node of the CPU that touches it first. */
+		pin(home);
+		memory = allocate(bytes);
+		p = make_cycle(memory, lines);
+		pin(cpu);
+		p = walk(p, 2 * lines);
+		start = now_ns();
+		p = walk(p, loads);
+		printf("%.3f\n", (now_ns() - start) / loads);
+		munmap(memory, bytes);
+	}
+	return 0;
+}
+
+static uint64_t *shared;
+static int giver_cpu;
+static uint64_t turn __attribute__((aligned(2 * LINE))); /* even: the giver's */
+
+/* Write each line, in an order that no prefetcher follows. */
+static void swap_all(void)
+{
+	for (unsigned int i = 0; i < LINES; i++) {
+		uint64_t *word = &shared[i * 37 % LINES * (LINE / sizeof(*shared))];
+		uint64_t value = 0;
+
+		__atomic_compare_exchange_n(word, &value, 0, false, __ATOMIC_SEQ_CST,
+					    __ATOMIC_SEQ_CST);
+	}
+}
+
+/* The time of one write. The giver takes none: a clock that it has read is no earlier here. */
+static double timed_swap(void)
+{
+	const double start = now_ns();
+
+	swap_all();
+	return (now_ns() - start) / LINES;
+}
+
+/* Spin, because a sleeping thread's kernel would push the lines out of its L1. */
+static void await_turn(uint64_t which)
+{
+	while (__atomic_load_n(&turn, __ATOMIC_ACQUIRE) != which)
+		;
+}
+
+static void end_turn(void)
+{
+	__atomic_fetch_add(&turn, 1, __ATOMIC_RELEASE);
+}
+
+static void *give(void *unused)
+{
+	(void)unused;
+	pin(giver_cpu);
+	for (uint64_t i = 0; i < HANDOVERS; i++) {
+		await_turn(2 * i);
+		swap_all();
+		end_turn();
+	}
+	return NULL;
+}
+
+static int transfer(int from, int to)
+{
+	double taken[HANDOVERS], own[HANDOVERS];
+	pthread_t giver;
+
+	shared = (uint64_t *)allocate(LINES * LINE);
+	giver_cpu = from;
+	pin(to);
+	if (pthread_create(&giver, NULL, give, NULL)) {
+		perror("memory-check: cannot start a thread");
+		return 2;
+	}
+	for (uint64_t i = 0; i < HANDOVERS; i++) {
+		await_turn(2 * i + 1);
+		taken[i] = timed_swap();
+		/* Again, now that the lines are here: what the loop and the clock cost. */
+		own[i] = timed_swap();
+		end_turn();
+	}
+	pthread_join(giver, NULL);
+	printf("%.3f\n", median(taken, HANDOVERS) - median(own, HANDOVERS));
+	return 0;
+}
+
+static void clear(char *to, size_t bytes)
+{
+#if defined(__x86_64__)
+	__asm__ volatile("rep stosb" : "+D"(to), "+c"(bytes) : "a"(0) : "memory");
+#else
+	memset(to, 0, bytes);
+#endif
+}
+
+static int copy(int cpu, int nr, char **sizes)
+{
+	pin(cpu);
+	for (int i = 0; i < nr; i++) {
+		const size_t bytes = strtoull(sizes[i], NULL, 10);
+		char *to = allocate(bytes);
+		double taken[ROUNDS], clock[ROUNDS];
+
+		for (int r = 0; r < ROUNDS; r++) {
+			const double start = now_ns(), between = now_ns();
+
+			clear(to, bytes);
+			taken[r] = now_ns() - between;
+			clock[r] = between - start;
+		}
+		printf("%.3f\n", median(taken, ROUNDS) - median(clock, ROUNDS));
+		munmap(to, bytes);
+	}
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	const char *what = argc > 1 ? argv[1] : "";
+
+	if (!strcmp(what, "chase") && argc > 4)
+		return chase(atoi(argv[2]), atoi(argv[3]), argc - 4, argv + 4);
+	if (!strcmp(what, "transfer") && argc == 4)
+		return transfer(atoi(argv[2]), atoi(argv[3]));
+	if (!strcmp(what, "copy") && argc > 3)
+		return copy(atoi(argv[2]), argc - 3, argv + 3);
+	fprintf(stderr, "usage: memory-check chase CPU HOME KIB... | transfer A B | "
+			"copy CPU BYTES...\n");
+	return 2;
+}

@@ -1,0 +1,543 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * What an access to memory costs.
+ *
+ * QEMU calls load(), store() or locked() for each access of translated code. Most
+ * end in the vCPU's front, a filter by virtual address: what it has is in the
+ * core's L1 and may be accessed so, and that is free, because the cost of the
+ * instruction is an L1 hit's. What it lacks is looked up by physical address:
+ *
+ *	access -- front -- hit: free
+ *	            | miss
+ *	          L1 (core's lock) -- hit: free; 'sibling' if the other thread wrote last
+ *	            | miss, or a write without the right to
+ *	          directory.c (line's lock): L2, another core, the LLC, a node's memory
+ *	            |
+ *	          the share of the latency that this access waits
+ *
+ * The tags of a front have a number of the address space that a load of CR3 makes
+ * new, for user addresses, and an invlpg for all: what the hardware's TLB forgets,
+ * the front forgets.
+ *
+ * How long an access waits, of the latency less the instruction's own cost:
+ *
+ *	a locked instruction		all of it
+ *	a load by a pointer just loaded	all of it
+ *	the third line of a walk, and on	`streamed`: prefetched
+ *	a store				`stored`: the store buffer waits, not the processor
+ *	a load soon after a miss	`overlapped`: several misses are under way
+ *	another load			all of it
+ *
+ * Repeated string instructions cost by bytes, and their lines like those of other
+ * accesses: QEMU executes up to 65536 iterations as one instruction, and without
+ * this, copying would be free.
+ *
+ * A stall is added to the vCPU's score, as so many instructions of its present
+ * speed, so that turns, windows and timers need not know of it. Its time does not
+ * depend on that speed.
+ *
+ * Without the option `memory` nothing of this is called.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "memory.h"
+
+/* A miss that is so few instructions after the last one is under way at the same time. */
+#define REORDER_INSNS 224
+/* An address so little beyond a loaded value is taken for a field of what it points to. */
+#define FIELD_BYTES 4096
+_Static_assert(NR_SOURCES <= MAX_SOURCES, "struct memory_counts has room for all");
+
+#define NR_STREAMS 8
+#define STREAM_TRAINED 2
+
+/* The tag of a front: may be written; 51 bits of virtual line; address space. */
+#define TAG_WRITABLE 1ULL
+#define TAG_LINE (((1ULL << 51) - 1) << 1)
+#define SPACE_SHIFT 52
+#define NR_SPACES (1u << (64 - SPACE_SHIFT))
+
+enum access { LOAD, STORE, LOCKED };
+
+struct stream {
+	uint64_t line;
+	unsigned int length;
+};
+
+struct cpu_memory {
+	struct front front;
+	struct core *core;
+	unsigned int thread;
+	uint64_t user_space, kernel_space; /* in a tag's place, never 0 */
+
+	uint64_t last_value; /* loaded by the last access that the front did not know */
+	uint64_t last_miss; /* score at the last miss */
+	struct stream streams[NR_STREAMS]; /* the longest unused is next_stream */
+	unsigned int next_stream;
+	uint64_t rest_ps; /* stalled, but less than an instruction takes */
+
+	uint64_t nr[NR_SOURCES], stall_ps[NR_SOURCES];
+	uint64_t string_bytes, string_ps;
+} __attribute__((aligned(128)));
+
+struct memory_options memory_options = {
+	.overlapped = 0.25,
+	.stored = 0.3,
+	.streamed = 0.03,
+	.string_start_ns = 10,
+	.string_bytes_per_ns = 100,
+};
+
+/* The last one is NULL. */
+const char *const memory_source_names[NR_SOURCES + 1] = {
+	"l1", "l2", "llc", "sibling", "same_llc", "other_llc", "other_node", "dram", "remote_dram",
+};
+
+/* The numbers of the plugin's options; `memory` switches the model on. */
+const struct number_option memory_number_options[] = {
+	{ "memory", 0, 1, &memory_options.on },
+	{ "l1_kib", 1, 1 << 20, &memory_options.l1_kib },
+	{ "l1_ways", 1, 64, &memory_options.l1_ways },
+	{ "l2_kib", 1, 1 << 20, &memory_options.l2_kib },
+	{ "l2_ways", 1, 64, &memory_options.l2_ways },
+	{ "llc_kib", 1, 1 << 22, &memory_options.llc_kib },
+	{ "llc_ways", 1, 64, &memory_options.llc_ways },
+	{ "llc_cores", 1, MAX_VCPUS, &memory_options.llc_cores },
+	{ "l2_ns", 0, 10000, &memory_options.ns[FROM_L2] },
+	{ "llc_ns", 0, 10000, &memory_options.ns[FROM_LLC] },
+	{ "sibling_ns", 0, 10000, &memory_options.ns[FROM_SIBLING] },
+	{ "same_llc_ns", 0, 10000, &memory_options.ns[FROM_SAME_LLC] },
+	{ "other_llc_ns", 0, 10000, &memory_options.ns[FROM_OTHER_LLC] },
+	{ "other_node_ns", 0, 10000, &memory_options.ns[FROM_OTHER_NODE] },
+	{ "dram_ns", 0, 10000, &memory_options.ns[FROM_DRAM] },
+	{ "remote_dram_ns", 0, 10000, &memory_options.ns[FROM_REMOTE_DRAM] },
+	{ "overlapped", 0, 1, &memory_options.overlapped },
+	{ "stored", 0, 1, &memory_options.stored },
+	{ "streamed", 0, 1, &memory_options.streamed },
+	{ "string_start_ns", 0, 10000, &memory_options.string_start_ns },
+	{ "string_bytes_per_ns", 0.01, 10000, &memory_options.string_bytes_per_ns },
+	{ "ram_mib", 1, 1 << 20, &memory_options.ram_mib },
+	{ 0 },
+};
+
+static struct cpu_memory cpus[MAX_VCPUS];
+static uint64_t latency_ps[NR_SOURCES];
+static uint64_t node_bytes, ps_per_kib;
+
+/* QEMU's q35 machine has so much memory below 4 GiB, and the rest from there on. */
+#define GIB (1ULL << 30)
+#define MOST_LOW (0xb0000000ULL)
+#define LOW_OF_MORE (2 * GIB)
+
+static uint64_t ram_bytes(void)
+{
+	return (uint64_t)memory_options.ram_mib << 20;
+}
+
+static uint64_t low_bytes(void)
+{
+	if (ram_bytes() >= MOST_LOW)
+		return LOW_OF_MORE;
+	return ram_bytes();
+}
+
+/* The end of guest-physical memory. */
+uint64_t memory_top(void)
+{
+	return ram_bytes() > low_bytes() ? 4 * GIB + ram_bytes() - low_bytes() : ram_bytes();
+}
+
+/* The memory of which node has the line: the core's own, or another? */
+enum source memory_home(const struct core *core, uint32_t line)
+{
+	uint64_t address = (uint64_t)line << LINE_SHIFT;
+	unsigned int node;
+
+	if (address >= 4 * GIB)
+		address -= 4 * GIB - low_bytes();
+	node = address / node_bytes;
+	if (node >= memory_options.nr_nodes)
+		node = memory_options.nr_nodes - 1;
+	return node == core->node ? FROM_DRAM : FROM_REMOTE_DRAM;
+}
+
+static uint64_t tag_of(const struct cpu_memory *c, uint64_t vaddr)
+{
+	const uint64_t space = (int64_t)vaddr < 0 ? c->kernel_space : c->user_space;
+
+	return (vaddr >> (LINE_SHIFT - 1) & TAG_LINE) | space;
+}
+
+static uint64_t *front_slot(struct cpu_memory *c, uint64_t vaddr)
+{
+	return &c->front.tag[vaddr >> LINE_SHIFT & (FRONT_SETS - 1)][vaddr >> 12 & (FRONT_WAYS - 1)];
+}
+
+/* The caller holds the core's lock. */
+static void front_add(struct cpu_memory *c, uint64_t vaddr, uint32_t line, bool writable)
+{
+	uint64_t *slot = front_slot(c, vaddr);
+
+	c->front.line[vaddr >> LINE_SHIFT & (FRONT_SETS - 1)][vaddr >> 12 & (FRONT_WAYS - 1)] =
+		line + 1;
+	WRITE_ONCE(*slot, tag_of(c, vaddr) | (writable ? TAG_WRITABLE : 0));
+}
+
+/* Let the vCPU's clock advance by so much. */
+static void stall(struct cpu_memory *c, struct vcpu *v, uint64_t ps)
+{
+	uint64_t insns;
+
+	c->rest_ps += ps;
+	if (c->rest_ps < v->cost_ps)
+		return;
+	insns = c->rest_ps / v->cost_ps;
+	c->rest_ps %= v->cost_ps;
+	*v->score += insns;
+	v->stalled += insns;
+	if (vcpu_is_beyond_quantum(v))
+		v->late_stall_ps += insns * v->cost_ps;
+}
+
+/* Is this a line of a walk, forward or backward, that a prefetcher has noticed? */
+static bool is_streamed(struct cpu_memory *c, uint64_t vline)
+{
+	for (unsigned int i = 0; i < NR_STREAMS; i++) {
+		struct stream *s = &c->streams[i];
+		const uint64_t forward = vline - s->line;
+
+		if (forward == 0)
+			return s->length > STREAM_TRAINED;
+		if (forward == 1 || forward == 2 || forward == (uint64_t)-1) {
+			s->line = vline;
+			return ++s->length > STREAM_TRAINED;
+		}
+	}
+	c->streams[c->next_stream++ % NR_STREAMS] = (struct stream){ vline, 1 };
+	return false;
+}
+
+/* The share of its latency that this access waits. */
+static double share(struct cpu_memory *c, const struct vcpu *v, uint64_t vaddr, enum access access)
+{
+	const bool is_dependent = vaddr - c->last_value < FIELD_BYTES;
+
+	if (access == LOCKED || (access == LOAD && is_dependent))
+		return 1;
+	if (is_streamed(c, vaddr >> LINE_SHIFT))
+		return memory_options.streamed;
+	if (access == STORE)
+		return memory_options.stored;
+	return *v->score - c->last_miss < REORDER_INSNS ? memory_options.overlapped : 1;
+}
+
+static void charge(unsigned int index, uint32_t info, uint64_t vaddr, enum access access,
+		   enum source source)
+{
+	struct cpu_memory *c = &cpus[index];
+	struct vcpu *v = &vcpus[index];
+	uint64_t ps = latency_ps[source];
+
+	c->nr[source]++;
+	if (source != FROM_L1) {
+		ps = ps > v->cost_ps ? ps - v->cost_ps : 0;
+		ps *= share(c, v, vaddr, access);
+		c->stall_ps[source] += ps;
+		stall(c, v, ps);
+		c->last_miss = *v->score;
+	}
+	c->last_value = 0;
+	if (access == LOAD && qemu_plugin_mem_size_shift(info) == 3)
+		c->last_value = qemu_plugin_mem_get_value(info).data.u64;
+}
+
+/*
+ * L1 has the line and may do this: which thread of the core did it last? The caller
+ * holds the core's lock.
+ */
+static enum source hit_l1(struct cpu_memory *c, uint32_t *entry, uint32_t line, bool write)
+{
+	const uint32_t me = (c->thread + 1) << ENTRY_WRITER_SHIFT;
+	const uint32_t writer = *entry & ENTRY_WRITER;
+	const bool is_sibling = writer && writer != me;
+
+	/* The fronts of both threads cannot have it writable, or none would notice the other. */
+	if (is_sibling || (write && !writer && c->core->nr_threads > 1))
+		front_forget(c->core, line);
+	if (write)
+		*entry = (*entry & ~ENTRY_WRITER) | me;
+	else if (is_sibling)
+		*entry &= ~ENTRY_WRITER;
+	return is_sibling ? FROM_SIBLING : FROM_L1;
+}
+
+/* An access that the front does not know. */
+__attribute__((noinline)) static void look_up(unsigned int index, uint32_t info, uint64_t vaddr,
+					      enum access access)
+{
+	struct cpu_memory *c = &cpus[index];
+	struct qemu_plugin_hwaddr *where = qemu_plugin_get_hwaddr(info, vaddr);
+	const bool write = access != LOAD;
+	enum source source;
+	uint32_t line, *entry;
+	uint64_t address;
+	bool writable;
+
+	if (!where || qemu_plugin_hwaddr_is_io(where))
+		return;
+	address = qemu_plugin_hwaddr_phys_addr(where);
+	if (address >= memory_top())
+		return;
+	line = address >> LINE_SHIFT;
+
+	core_lock(c->core);
+	entry = cache_use(&c->core->l1, line);
+	if (entry && (!write || *entry & ENTRY_WRITABLE)) {
+		source = hit_l1(c, entry, line, write);
+		front_add(c, vaddr, line, write);
+		core_unlock(c->core);
+		charge(index, info, vaddr, access, source);
+		return;
+	}
+	core_unlock(c->core);
+
+	line_lock(line);
+	source = directory_fetch(c->core, line, write, &writable);
+	core_lock(c->core);
+	directory_fill(c->core, line, writable);
+	hit_l1(c, cache_use(&c->core->l1, line), line, write);
+	front_add(c, vaddr, line, write);
+	core_unlock(c->core);
+	line_unlock(line);
+	charge(index, info, vaddr, access, source);
+}
+
+static void load(unsigned int index, uint32_t info, uint64_t vaddr, void *userdata)
+{
+	struct cpu_memory *c = &cpus[index];
+
+	(void)userdata;
+	if (__builtin_expect((READ_ONCE(*front_slot(c, vaddr)) | TAG_WRITABLE) ==
+				     (tag_of(c, vaddr) | TAG_WRITABLE),
+			     1))
+		return;
+	look_up(index, info, vaddr, LOAD);
+}
+
+static bool front_may_write(struct cpu_memory *c, uint64_t vaddr)
+{
+	return READ_ONCE(*front_slot(c, vaddr)) == (tag_of(c, vaddr) | TAG_WRITABLE);
+}
+
+static void store(unsigned int index, uint32_t info, uint64_t vaddr, void *userdata)
+{
+	(void)userdata;
+	if (__builtin_expect(!front_may_write(&cpus[index], vaddr), 0))
+		look_up(index, info, vaddr, STORE);
+}
+
+/* A locked instruction's load asks for the line once, to write it; its store is then free. */
+static void locked(unsigned int index, uint32_t info, uint64_t vaddr, void *userdata)
+{
+	(void)userdata;
+	if (__builtin_expect(!front_may_write(&cpus[index], vaddr), 0))
+		look_up(index, info, vaddr, LOCKED);
+}
+
+static void copy_begins(unsigned int index, void *userdata)
+{
+	struct cpu_memory *c = &cpus[index];
+	const uint64_t ps = memory_options.string_start_ns * 1000;
+
+	(void)userdata;
+	c->string_ps += ps;
+	stall(c, &vcpus[index], ps);
+}
+
+static void copy_store(unsigned int index, uint32_t info, uint64_t vaddr, void *userdata)
+{
+	struct cpu_memory *c = &cpus[index];
+	const uint64_t bytes = 1ULL << qemu_plugin_mem_size_shift(info);
+	const uint64_t ps = bytes * ps_per_kib / 1024;
+
+	c->string_bytes += bytes;
+	c->string_ps += ps;
+	stall(c, &vcpus[index], ps);
+	store(index, info, vaddr, userdata);
+}
+
+/* Each iteration of the other string instructions costs an instruction, as processors execute them. */
+static void scan_load(unsigned int index, uint32_t info, uint64_t vaddr, void *userdata)
+{
+	stall(&cpus[index], &vcpus[index], vcpus[index].cost_ps);
+	load(index, info, vaddr, userdata);
+}
+
+static uint64_t next_space(uint64_t space)
+{
+	const uint64_t number = (space >> SPACE_SHIFT) % (NR_SPACES - 1) + 1;
+
+	return number << SPACE_SHIFT;
+}
+
+static void forget_user(struct cpu_memory *c)
+{
+	c->user_space = next_space(c->user_space);
+	/* The numbers begin anew, so no tag with an old one may be left. */
+	if (c->user_space == next_space(0)) {
+		core_lock(c->core);
+		memset(&c->front, 0, sizeof(c->front));
+		core_unlock(c->core);
+	}
+}
+
+static void space_changes(unsigned int index, void *userdata)
+{
+	(void)userdata;
+	forget_user(&cpus[index]);
+}
+
+static void translation_changes(unsigned int index, void *userdata)
+{
+	struct cpu_memory *c = &cpus[index];
+
+	(void)userdata;
+	forget_user(c);
+	core_lock(c->core);
+	memset(&c->front, 0, sizeof(c->front));
+	core_unlock(c->core);
+}
+
+static void watch(struct qemu_plugin_insn *insn)
+{
+	mem_cb on_load = load, on_store = store;
+	exec_cb on_exec = NULL;
+
+	switch (insn_kind(insn)) {
+	case INSN_PLAIN:
+		break;
+	case INSN_LOCKED:
+		on_load = on_store = locked;
+		break;
+	case INSN_COPY:
+		on_exec = copy_begins;
+		on_store = copy_store;
+		break;
+	case INSN_SCAN:
+		on_load = scan_load;
+		break;
+	case INSN_NEW_SPACE:
+		on_exec = space_changes;
+		break;
+	case INSN_NEW_TRANSLATION:
+		on_exec = translation_changes;
+		break;
+	}
+	if (on_exec)
+		qemu_plugin_register_vcpu_insn_exec_cb(insn, on_exec, QEMU_PLUGIN_CB_NO_REGS, NULL);
+	qemu_plugin_register_vcpu_mem_cb(insn, on_load, QEMU_PLUGIN_CB_NO_REGS, QEMU_PLUGIN_MEM_R,
+					 NULL);
+	qemu_plugin_register_vcpu_mem_cb(insn, on_store, QEMU_PLUGIN_CB_NO_REGS, QEMU_PLUGIN_MEM_W,
+					 NULL);
+}
+
+bool memory_is_on(void)
+{
+	return memory_options.on;
+}
+
+/* Watch the accesses of a translated block. */
+void memory_watch(struct qemu_plugin_tb *tb)
+{
+	const size_t nr = memory_options.on ? qemu_plugin_tb_n_insns(tb) : 0;
+
+	for (size_t i = 0; i < nr; i++)
+		watch(qemu_plugin_tb_get_insn(tb, i));
+}
+
+/* What the vCPU's misses were, for the report: see report.c. */
+struct memory_counts memory_counts(unsigned int index)
+{
+	const struct cpu_memory *c = &cpus[index];
+	struct memory_counts counts = {
+		.string_bytes = c->string_bytes,
+		.string_ns = c->string_ps / 1000,
+	};
+
+	for (int s = 0; s < NR_SOURCES; s++) {
+		counts.nr[s] = c->nr[s];
+		counts.stall_ns[s] = c->stall_ps[s] / 1000;
+	}
+	return counts;
+}
+
+/* The option llc_nodes: the node of each LLC, as in 0-0-1-1. */
+bool memory_set_nodes(const char *text)
+{
+	struct memory_options *o = &memory_options;
+	char *end;
+
+	for (o->nr_llcs = 0; o->nr_llcs < MAX_LLCS; text = end + 1) {
+		const unsigned long node = strtoul(text, &end, 10);
+
+		if (end == text || node >= MAX_NODES)
+			return false;
+		o->llc_node[o->nr_llcs++] = node;
+		if (node >= o->nr_nodes)
+			o->nr_nodes = node + 1;
+		if (*end != '-')
+			return !*end;
+	}
+	return false;
+}
+
+/* Say what keeps the model from working with these options, or NULL. */
+const char *memory_fault(void)
+{
+	const struct memory_options *o = &memory_options;
+
+	if (!o->on)
+		return NULL;
+	if (!o->nr_llcs || !o->llc_cores || !o->ram_mib)
+		return "memory=1 needs llc_nodes=, llc_cores= and ram_mib=";
+	if (options.threads > MAX_THREADS)
+		return "memory=1 takes at most 2 threads per core";
+	if (o->l1_kib * 1024 < o->l1_ways * LINE_BYTES ||
+	    o->l2_kib * 1024 < o->l2_ways * LINE_BYTES)
+		return "memory=1: a cache is smaller than one set";
+	if ((uint64_t)(o->llc_kib * 1024 / LINE_BYTES / o->llc_ways) % LINE_LOCKS ||
+	    o->llc_kib * 1024 < o->llc_ways * LINE_BYTES * LINE_LOCKS)
+		return "memory=1: llc_kib must be a multiple of 16 times llc_ways";
+	if (memory_top() >> LINE_SHIFT > MAX_LINES)
+		return "memory=1 takes at most 30 GiB of guest memory";
+	return NULL;
+}
+
+void memory_init(void)
+{
+	const struct memory_options *o = &memory_options;
+	unsigned int index = 0;
+
+	if (!o->on)
+		return;
+	for (int s = 0; s < NR_SOURCES; s++)
+		latency_ps[s] = o->ns[s] * 1000;
+	node_bytes = ram_bytes() / o->nr_nodes;
+	ps_per_kib = 1024 * 1000 / o->string_bytes_per_ns;
+	directory_init();
+	/* QEMU numbers CPUs by slot. An LLC with fewer cores than others has slots without a CPU. */
+	for (unsigned int i = 0; i < nr_cores; i++) {
+		struct core *core = &cores[i];
+
+		for (; core->nr_threads < options.threads && index < nr_vcpus; index++) {
+			struct cpu_memory *c = &cpus[index];
+
+			c->core = core;
+			c->thread = core->nr_threads;
+			c->user_space = c->kernel_space = next_space(0);
+			core->fronts[core->nr_threads++] = &c->front;
+		}
+	}
+}

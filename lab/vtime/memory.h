@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What memory costs: declarations that memory.c, directory.c, cache.c and insn.c share.
+ *
+ *	insn.c		which instructions are strings, are locked, or change the address space
+ *	memory.c	an access of translated code: is it free, and if not, what does it cost?
+ *	directory.c	coherence: which core or memory serves a line that L1 lacks
+ *	cache.c		one cache: sets, ways, the least recently used line
+ *
+ * A *line* is a guest-physical address divided by 64.
+ */
+#ifndef MAGPIE_MEMORY_H
+#define MAGPIE_MEMORY_H
+
+#include "vtime.h"
+
+#define LINE_SHIFT 6
+#define LINE_BYTES (1 << LINE_SHIFT)
+#define MAX_LLCS 256
+#define MAX_NODES 64
+#define MAX_THREADS 2 /* of a core */
+#define LINE_LOCKS 256 /* divides the number of sets of an LLC */
+
+/*
+ * An entry of a cache: the line plus one, so that 0 is empty, and what the core
+ * may do. 29 bits of lines are 32 GiB of guest-physical addresses.
+ */
+#define ENTRY_LINE 0x1fffffffu
+#define ENTRY_WRITER_SHIFT 29
+#define ENTRY_WRITER (3u << ENTRY_WRITER_SHIFT) /* in L1: the thread that wrote last, plus one */
+#define ENTRY_WRITABLE (1u << 31) /* no other core has the line */
+#define MAX_LINES (ENTRY_LINE - 1)
+
+/* Where an access that its core's L1 does not serve is served. */
+enum source {
+	FROM_L1,
+	FROM_L2,
+	FROM_LLC,
+	FROM_SIBLING, /* the core's other thread wrote the line last */
+	FROM_SAME_LLC, /* a core of the same LLC has the line, or must give it up */
+	FROM_OTHER_LLC, /* a core of another LLC of the node, or that LLC */
+	FROM_OTHER_NODE,
+	FROM_DRAM,
+	FROM_REMOTE_DRAM,
+	NR_SOURCES,
+};
+
+struct cache {
+	uint32_t *entries; /* the ways of each set, the most recently used first */
+	uint32_t sets, ways;
+};
+
+/* A filter before L1, by virtual address: what it has needs no look-up. See memory.c. */
+#define FRONT_SETS 64
+#define FRONT_WAYS 8
+
+struct front {
+	uint64_t tag[FRONT_SETS][FRONT_WAYS];
+	uint32_t line[FRONT_SETS][FRONT_WAYS];
+};
+
+struct core {
+	uint32_t lock; /* of the two caches, and of the fronts of the core's threads */
+	unsigned int index, llc, node;
+	unsigned int nr_threads;
+	struct front *fronts[MAX_THREADS];
+	struct cache l1, l2;
+} __attribute__((aligned(128)));
+
+struct memory_options {
+	double on;
+	double llc_cores; /* of the largest LLC: so many slots has each */
+	double l1_kib, l1_ways, l2_kib, l2_ways, llc_kib, llc_ways;
+	double ns[NR_SOURCES];
+	double overlapped, stored, streamed; /* shares of a latency */
+	double string_start_ns, string_bytes_per_ns;
+	double ram_mib; /* guest memory, divided evenly among the nodes */
+	unsigned int nr_llcs, nr_nodes;
+	unsigned int llc_node[MAX_LLCS];
+};
+
+extern struct memory_options memory_options;
+
+/* cache.c */
+void cache_init(struct cache *k, uint64_t bytes, uint32_t ways);
+uint32_t *cache_find(struct cache *k, uint32_t line);
+uint32_t *cache_use(struct cache *k, uint32_t line);
+uint32_t cache_victim(const struct cache *k, uint32_t line);
+uint32_t cache_insert(struct cache *k, uint32_t line, uint32_t flags);
+bool cache_remove(struct cache *k, uint32_t line);
+void *memory_zeroed(size_t bytes);
+
+/* directory.c */
+extern struct core *cores;
+extern unsigned int nr_cores;
+void directory_init(void);
+void line_lock(uint32_t line);
+void line_unlock(uint32_t line);
+void core_lock(struct core *core);
+void core_unlock(struct core *core);
+enum source directory_fetch(struct core *core, uint32_t line, bool write, bool *writable);
+void directory_fill(struct core *core, uint32_t line, bool writable);
+bool front_forget(struct core *core, uint32_t line);
+
+/* memory.c */
+enum source memory_home(const struct core *core, uint32_t line);
+uint64_t memory_top(void);
+
+/* insn.c */
+enum insn_kind {
+	INSN_PLAIN,
+	INSN_LOCKED, /* reads and writes one line, in one step */
+	INSN_COPY, /* a repeated string instruction that writes: its bytes are counted */
+	INSN_SCAN, /* another repeated string instruction */
+	INSN_NEW_SPACE, /* loads CR3: other translations for user addresses */
+	INSN_NEW_TRANSLATION, /* changes translations of any address */
+};
+
+enum insn_kind insn_kind(const struct qemu_plugin_insn *insn);
+
+#endif

@@ -1,0 +1,99 @@
+//! Machines with memory: a guest measures the latencies of the machine's table, a guest of a machine
+//! without memory does not, and a deterministic machine repeats its misses.
+
+use anyhow::{Context, Result, ensure};
+use magpie_lab::selfcheck::{self, MemoryCheck};
+use magpie_lab::vtime::{batch, memory_program};
+use magpie_lab::{GuestOptions, Machine, Memory, Progress};
+use magpie_tests::scheduler::PATIENCE;
+use magpie_tests::{boot, build_agent, share_of};
+
+/// The memory of the small preset that the tests use.
+fn small_memory() -> Result<Memory> {
+    let time = Machine::find("vt8-mem")?.virtual_time;
+    time.and_then(|time| time.memory)
+        .context("vt8-mem has memory")
+}
+
+fn wrong(check: &MemoryCheck) -> String {
+    let all = [&check.chase, &check.transfers, &check.strings];
+    let wrong = all.into_iter().flatten().filter(|figure| !figure.holds());
+    wrong.map(|figure| format!("{figure}\n")).collect()
+}
+
+#[test]
+fn memory_costs_what_the_table_says() -> Result<()> {
+    let mut guest = boot("vt8-mem", |_| {})?;
+    let machine = Machine::find("vt8-mem")?;
+    let check = selfcheck::run_memory(&mut guest, &machine, &small_memory()?, PATIENCE)?;
+    ensure!(check.holds(), "{}", wrong(&check));
+    ensure!(
+        check.chase.len() == 12 && check.transfers.len() == 3 && check.strings.len() == 2,
+        "{check:?}"
+    );
+    let fidelity = guest.fidelity()?.context("a machine in virtual time")?;
+    let counts = fidelity.memory.context("a machine with memory")?;
+    for (source, served) in counts.sources() {
+        let is_there = !matches!(source, "other node" | "remote DRAM");
+        ensure!(
+            (served.count > 0 && served.stall_ns > 0) == is_there,
+            "{source}: {served:?}"
+        );
+    }
+    let of_cpus = fidelity
+        .vcpus
+        .iter()
+        .filter_map(|vcpu| vcpu.memory.as_ref());
+    ensure!(
+        of_cpus.map(|counts| counts.dram.count).sum::<u64>() == counts.dram.count,
+        "the CPUs' misses are not those of the machine"
+    );
+    guest.into_guest().shutdown()
+}
+
+/// The same check, so that the one above is known to need the model.
+#[test]
+fn without_the_table_memory_costs_nothing() -> Result<()> {
+    let program = memory_program(&Progress::default())?;
+    let mut guest = boot("vt2", |options| options.files.push(program))?;
+    let machine = Machine::find("vt2")?;
+    let check = selfcheck::run_memory(&mut guest, &machine, &small_memory()?, PATIENCE)?;
+    let beyond_l1 = |what: &str| !what.starts_with("L1") && !what.starts_with("L2");
+    let right: Vec<_> = [&check.chase, &check.transfers, &check.strings]
+        .into_iter()
+        .flatten()
+        .filter(|figure| beyond_l1(&figure.what) && figure.holds())
+        .collect();
+    ensure!(right.is_empty(), "{right:?}");
+    let fidelity = guest.fidelity()?.context("a machine in virtual time")?;
+    ensure!(fidelity.memory.is_none(), "{fidelity:?}");
+    guest.into_guest().shutdown()
+}
+
+#[test]
+fn a_deterministic_machine_repeats_its_misses() -> Result<()> {
+    build_agent()?;
+    let mut machine = Machine::find("vt2")?;
+    let time = machine.virtual_time.as_mut();
+    let time = time.context("vt2 is in virtual time")?;
+    time.deterministic = true;
+    time.memory = Some(small_memory()?);
+    let options = GuestOptions {
+        machine,
+        ..GuestOptions::default()
+    };
+    let _share = share_of(&options.machine);
+    let job = "for i in 1 2 3; do (seq 2000 | sort -n | md5sum) & done; wait; \
+               grep cpu /proc/stat; cat /proc/schedstat; grep . /proc/uptime";
+    let first = batch::run(&options, job, PATIENCE)?;
+    let second = batch::run(&options, job, PATIENCE)?;
+    assert_eq!(first.code, 0, "{}", first.output);
+    assert_eq!(first.output, second.output);
+    let misses = first.fidelity.memory.context("a machine with memory")?;
+    assert_eq!(Some(&misses), second.fidelity.memory.as_ref());
+    ensure!(
+        misses.dram.count > 0 && misses.same_llc.count > 0,
+        "{misses:?}"
+    );
+    Ok(())
+}
