@@ -10,7 +10,7 @@ const s64 magpie_largest_debt = LARGEST_DEBT_NS;
 bool magpie_is_before(u64 time, u64 other);
 u64 magpie_later_of(u64 time, u64 other);
 s64 magpie_clamp_lag(s64 lag, s64 least, s64 most);
-u64 magpie_request_of(u64 slice, bool is_cpu_bound, u64 rate);
+u64 magpie_request_of(u64 slice, u64 burst, u64 rate);
 s64 magpie_lag_after_sleep(s64 lag, u64 slice, u64 rate);
 s64 magpie_lag_after_move(s64 lag, s64 clock_lead);
 u64 magpie_lag_to_catch_up(s64 lag, u64 slice, u64 rate);
@@ -31,9 +31,9 @@ s64 magpie_clamp_lag(s64 lag, s64 least, s64 most)
 	return clamp_lag(lag, least, most);
 }
 
-u64 magpie_request_of(u64 slice, bool is_cpu_bound, u64 rate)
+u64 magpie_request_of(u64 slice, u64 burst, u64 rate)
 {
-	return request_of(slice, is_cpu_bound, rate);
+	return request_of(slice, burst, rate);
 }
 
 s64 magpie_lag_after_sleep(s64 lag, u64 slice, u64 rate)

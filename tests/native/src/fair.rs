@@ -7,7 +7,7 @@ mod ffi {
         pub safe fn magpie_is_before(time: u64, other: u64) -> bool;
         pub safe fn magpie_later_of(time: u64, other: u64) -> u64;
         pub safe fn magpie_clamp_lag(lag: i64, least: i64, most: i64) -> i64;
-        pub safe fn magpie_request_of(slice: u64, is_cpu_bound: bool, rate: u64) -> u64;
+        pub safe fn magpie_request_of(slice: u64, burst: u64, rate: u64) -> u64;
         pub safe fn magpie_lag_after_sleep(lag: i64, slice: u64, rate: u64) -> i64;
         pub safe fn magpie_lag_after_move(lag: i64, clock_lead: i64) -> i64;
         pub safe fn magpie_lag_to_catch_up(lag: i64, slice: u64, rate: u64) -> u64;
@@ -41,8 +41,8 @@ pub fn clamp_lag(lag: i64, least: i64, most: i64) -> i64 {
 }
 
 /// Returns what a task asks for before others have their turn, as virtual time.
-pub fn request_of(slice: u64, is_cpu_bound: bool, rate: u64) -> u64 {
-    ffi::magpie_request_of(slice, is_cpu_bound, rate)
+pub fn request_of(slice: u64, burst: u64, rate: u64) -> u64 {
+    ffi::magpie_request_of(slice, burst, rate)
 }
 
 /// Returns the lag with which a task wakes that fell asleep with `lag`.

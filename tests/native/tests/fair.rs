@@ -14,7 +14,7 @@ use proptest::prelude::*;
 
 const SLICE: u64 = 3_000_000;
 
-/// The CPU time without a sleep from which on a task counts as CPU-bound: 16 ticks of 4 ms.
+/// The CPU time without a sleep from which on a task counts as a CPU hog: 16 ticks of 4 ms.
 const HOG: u64 = 64_000_000;
 
 /// Lags are differences of virtual times less than 146 years apart.
@@ -63,14 +63,11 @@ proptest! {
     }
 
     #[test]
-    fn a_request_is_a_slice_or_two_and_never_more_than_real_time(
-        slice in slices(), rate in rates(),
+    fn a_request_is_a_burst_of_one_slice_to_two_and_never_more_than_real_time(
+        slice in slices(), burst in 0..4_000_000_000u64, rate in rates(),
     ) {
-        for (is_cpu_bound, slices) in [(false, 1), (true, 2)] {
-            let span = slices * slice;
-            let request = request_of(slice, is_cpu_bound, rate);
-            prop_assert_eq!(request, virtual_time(span, rate).min(span));
-        }
+        let span = burst.clamp(slice, 2 * slice);
+        prop_assert_eq!(request_of(slice, burst, rate), virtual_time(span, rate).min(span));
     }
 
     /// All of what a task may catch up comes back, at no more than half of its time.
@@ -148,8 +145,8 @@ impl Machine {
 
     fn deadline(&self, task: usize) -> u64 {
         let task = &self.tasks[task];
-        let is_cpu_bound = task.burst >= HOG;
-        let request = request_of(SLICE, is_cpu_bound, task.rate);
+        let burst = if task.burst >= HOG { 2 * SLICE } else { 0 };
+        let request = request_of(SLICE, burst, task.rate);
         task.vruntime.wrapping_add(request)
     }
 
@@ -330,7 +327,7 @@ proptest! {
         }
         for &(burst, times) in &turns {
             machine.step(&Step::Wake(0));
-            let hog = request_of(SLICE, true, machine.tasks[1].rate);
+            let hog = request_of(SLICE, 2 * SLICE, machine.tasks[1].rate);
             prop_assert!(is_before(machine.deadline(0), machine.clocks[0].wrapping_add(hog)));
             prop_assert_eq!(machine.first(0), Some(0));
             machine.step(&Step::Run(0, burst));

@@ -45,17 +45,17 @@ static inline s64 clamp_lag(s64 lag, s64 least, s64 most)
 }
 
 /*
- * What a task asks for before others have their turn, as virtual time: one slice, or two if it
- * is CPU-bound. Both have the same share, but a task that wakes at the clock is due one slice before
- * a CPU-bound one that is there, too. So it preempts that one, and goes on to do so until it owes
- * the slice.
+ * What a task asks for before others have their turn, as virtual time: as much as its usual burst,
+ * but at least one slice and at most two. A longer request means the same share in longer turns. So
+ * a task that wakes at the clock is due up to a slice before one of longer bursts that is there,
+ * too. It preempts that one, and goes on to do so until it owes the difference.
  *
  * The request is never more than the span itself: scaled up for light tasks, it would let heavy
  * tasks run for seconds before a light one is due.
  */
-static inline u64 request_of(u64 slice, bool is_cpu_bound, u64 rate)
+static inline u64 request_of(u64 slice, u64 burst, u64 rate)
 {
-	u64 span = is_cpu_bound ? 2 * slice : slice;
+	u64 span = burst < slice ? slice : burst > 2 * slice ? 2 * slice : burst;
 
 	return rate < NICE_0_RATE ? virtual_time(span, rate) : span;
 }

@@ -55,24 +55,27 @@ static __always_inline bool is_hog(const struct task_state *ts)
 	return ts->ticks >= TICKS_OF_A_HOG;
 }
 
-/*
- * Return whether the task is expected to use up its slices: by its average, or because it never
- * slept. A build's processes run for a few slices and exit. A task that wakes beside them would
- * wait for the first slice of each.
- */
-static __always_inline bool is_cpu_bound(const struct task_state *ts)
-{
-	return !ts->avg_burst || ts->avg_burst >= slice_ns || is_hog(ts);
-}
-
 static __always_inline bool is_idle_policy(const struct task_state *ts)
 {
 	return ts->nice_rate == weight_to_rate(IDLE_POLICY_WEIGHT);
 }
 
+/*
+ * The burst that the task is known for. One that never slept is not known to sleep: a build's
+ * processes run for a few slices and exit, and a task that wakes beside them would wait for the
+ * first slice of each.
+ */
+static __always_inline u64 usual_burst(const struct task_state *ts)
+{
+	if (!ts->avg_burst || is_hog(ts) || is_idle_policy(ts))
+		return 2 * slice_ns;
+
+	return ts->avg_burst;
+}
+
 static __always_inline u64 request(const struct task_state *ts)
 {
-	return request_of(slice_ns, is_cpu_bound(ts) || is_idle_policy(ts), ts->rate);
+	return request_of(slice_ns, usual_burst(ts), ts->rate);
 }
 
 static __always_inline u64 deadline_of(const struct task_state *ts)

@@ -2,9 +2,9 @@
 /*
  * queue.bpf.h - mechanism "queue": each CPU runs the queued task with the earliest deadline.
  *
- * Idea (EEVDF, Linux kernel/sched/fair.c): a task's *deadline* is its vruntime plus its request. A
- * CPU-bound task asks for two slices and any other for one, so a task that wakes is due before the
- * CPU-bound ones, and still gets no more than its share. Each CPU has one queue: the DSQ whose id is the CPU's
+ * Idea (EEVDF, Linux kernel/sched/fair.c): a task's *deadline* is its vruntime plus its request:
+ * its usual burst, but at least one slice and at most two. So a task that wakes is due before CPU
+ * hogs, and still gets no more than its share. Each CPU has one queue: the DSQ whose id is the CPU's
  * number.
  *
  *   wakeup, fork                           slice used up, preempted
@@ -17,12 +17,10 @@
  *        | no                                   |
  *   queue by deadline <-------------------------+
  *
- * A wakeup preempts CPU-bound and SCHED_IDLE tasks at once if it is due before them; any other task
- * only after it has used up a slice since it last slept, because until then it will probably sleep
- * soon by itself. Among tasks of one weight a woken task is never due before such a task: only
- * CPU-bound and SCHED_IDLE tasks have longer requests.
+ * A wakeup preempts a running task that is due later, if that is known for bursts of a slice or
+ * more, or has used up a slice since it last slept. Any other will probably sleep soon by itself.
  *
- * Among tasks that sleep, the request does not depend on how a task is woken or on how short its
+ * The request does not depend on how a task is woken, nor on how much shorter than a slice its
  * bursts are. With requests as short as bursts, or with credit for sleep, receivers of hackbench run
  * before the other senders, take one or two messages each and sleep again, and two CPUs switch twice
  * as often as under EEVDF. A rule that queued sync wakeups behind all other tasks repaired that, at
@@ -175,15 +173,15 @@ static __always_inline bool is_still_first(const struct task_state *ts, s32 cpu)
 }
 
 /*
- * Publish the running task's deadline to wakers: at once if it is CPU-bound or of policy
- * SCHED_IDLE, else after its first slice since it slept. It counts from the clock. A task that was pulled here may be
+ * Publish the running task's deadline to wakers: at once if it is known for bursts of a slice or
+ * more, else after its first slice since it slept. It counts from the clock. A task that was pulled here may be
  * far behind the clock; if its own vruntime counted, no sleeper could preempt it until it caught up.
  */
 static __always_inline void publish_deadline(struct cpu_state *state, const struct task_state *ts)
 {
 	u64 deadline = 0;
 
-	if (is_cpu_bound(ts) || is_idle_policy(ts) || ts->burst >= slice_ns)
+	if (usual_burst(ts) >= slice_ns || ts->burst >= slice_ns)
 		deadline = state->clock + request(ts);
 	if (state->deadline != deadline)
 		WRITE_ONCE(state->deadline, deadline);
