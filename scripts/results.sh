@@ -35,13 +35,14 @@ measure_all() {
 		--workload latency --set threads=4 --set seconds=1 --rounds 4
 	result services-vt8 --in vtime --machine vt8 --sched "$schedulers" \
 		--workload services --set clients=4,16 --set seconds=1 --rounds 4
+	result feel-vt8 --in vtime --machine vt8 --sched "$schedulers" \
+		--workload pairs,frames,audio --set beside=hogs,build \
+		--set seconds=0.5 --set warmup=0.1 --rounds 4
 	result pipe-vt8w2 --in vtime --machine vt8w2 --sched "$schedulers" \
 		--workload pipe --set round_trips=5000 --rounds 4
 	result callbacks-vt4 callbacks --sched "$schedulers" --groups 2 --loops 100
 
 	# These take long, or want the host for themselves: only if ONLY names them.
-	slow feel-vt8 --in vtime --machine vt8 --sched "$schedulers" \
-		--workload pairs,frames,audio --set beside=hogs --rounds 6
 	slow hackbench-vt64 --in vtime --machine vt64 --sched "$schedulers" \
 		--workload hackbench --groups 1,2,4,8 --loops 100 --rounds 4
 	slow hackbench-xeon-8380 --in vtime --machine xeon-8380 --sched scx_magpie \
