@@ -35,19 +35,23 @@ static void write_memory(FILE *f, const struct memory_counts *counts)
 		counts->string_bytes, counts->string_ns);
 }
 
+/* Read once for the sum and the vCPUs, because these count on while the report is written. */
+static struct memory_counts vcpu_memory[MAX_VCPUS];
+
 static void write_all_memory(FILE *f)
 {
 	struct memory_counts all = { 0 };
 
 	for (unsigned int i = 0; i < nr_vcpus; i++) {
-		const struct memory_counts counts = memory_counts(i);
+		const struct memory_counts *counts = &vcpu_memory[i];
 
+		vcpu_memory[i] = memory_counts(i);
 		for (int s = 0; s < MAX_SOURCES; s++) {
-			all.nr[s] += counts.nr[s];
-			all.stall_ns[s] += counts.stall_ns[s];
+			all.nr[s] += counts->nr[s];
+			all.stall_ns[s] += counts->stall_ns[s];
 		}
-		all.string_bytes += counts.string_bytes;
-		all.string_ns += counts.string_ns;
+		all.string_bytes += counts->string_bytes;
+		all.string_ns += counts->string_ns;
 	}
 	fprintf(f, "  \"memory\": ");
 	write_memory(f, &all);
@@ -65,10 +69,8 @@ static void write_vcpus(FILE *f)
 			", \"work_ns\": %" PRId64 ", \"shared_ns\": %" PRId64,
 			v->insns, v->idle_ns, v->work_ns, v->shared_ns);
 		if (memory_is_on()) {
-			const struct memory_counts counts = memory_counts(i);
-
 			fprintf(f, ", \"memory\": ");
-			write_memory(f, &counts);
+			write_memory(f, &vcpu_memory[i]);
 		}
 		fprintf(f, "}%s\n", i + 1 < nr_vcpus ? "," : "");
 	}
