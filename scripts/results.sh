@@ -42,11 +42,19 @@ measure_all() {
 		--workload pipe --set round_trips=5000 --rounds 4
 	result callbacks-vt4 callbacks --sched "$schedulers" --groups 2 --loops 100
 
+	result fairness-vt8 --in vtime --machine vt8 --sched "$schedulers" \
+		--workload fairness,weights,cyclictest --set hogs=8,12 --set seconds=2 --rounds 4
+	result network-vt8 --in vtime --machine vt8 --sched "$schedulers" \
+		--workload tbench,redis --set seconds=1 --set requests=5000 --rounds 4
+
 	# These take long, or want the host for themselves: only if ONLY names them.
 	slow hackbench-vt64 --in vtime --machine vt64 --sched "$schedulers" \
 		--workload hackbench --groups 1,2,4,8 --loops 100 --rounds 4
 	slow hackbench-xeon-8380 --in vtime --machine xeon-8380 --sched scx_magpie \
 		--workload hackbench --groups 1,2,3,4,8 --loops 50 --rounds 4
+	slow half-threadripper-3970x --in vtime --machine threadripper-3970x --sched scx_magpie \
+		--workload primesieve,x265,sqlite --set limit=3e9 --set threads=50% --set jobs=50% \
+		--set width=1280 --set height=720 --set frames=20 --rounds 4
 	slow hackbench-flat8 --in vm --machine flat8 --sched scx_magpie \
 		--workload hackbench --groups 1,4 --loops 50 --rounds 7
 }
