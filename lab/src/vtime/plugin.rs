@@ -44,6 +44,7 @@ sources!(
     "patch.c",
     "report.c",
     "watchdog.c",
+    "check/check.h",
     "check/vtime-check.c",
     "check/memory-check.c",
     "check/vtime-batch",

@@ -14,14 +14,14 @@
  */
 #define _GNU_SOURCE
 #include <pthread.h>
-#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
+
+#include "check.h"
 
 #define LINE 64
 #define HUGE_PAGE (2UL << 20)
@@ -29,39 +29,6 @@
 #define HANDOVERS 1001 /* so many take longer than what the kernel does at times */
 #define LEAST_LOADS 32768
 #define LINES 64 /* of a transfer: few, so that L1 keeps them */
-
-static double now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1e9 + t.tv_nsec;
-}
-
-static int compare(const void *a, const void *b)
-{
-	const double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
-static double median(double *values, int nr)
-{
-	qsort(values, nr, sizeof(*values), compare);
-	return values[nr / 2];
-}
-
-static void pin(int cpu)
-{
-	cpu_set_t set;
-
-	CPU_ZERO(&set);
-	CPU_SET(cpu, &set);
-	if (sched_setaffinity(0, sizeof(set), &set)) {
-		perror("memory-check: cannot run on that CPU");
-		exit(2);
-	}
-}
 
 static uint64_t random_number(void)
 {

@@ -21,7 +21,6 @@
 #define _GNU_SOURCE
 #include <linux/membarrier.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -31,6 +30,8 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "check.h"
 
 #define ROUNDS 51
 #define LOOP_NS 600000.0 /* with a busy sibling, a quarter of the time between ticks */
@@ -52,27 +53,6 @@ static int online[MAX_CPUS], nr_online;
 static int first_threads[MAX_CPUS], nr_cores;
 static int sibling_of_first = -1;
 static double loop_ns;
-
-static double now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1e9 + t.tv_nsec;
-}
-
-static int compare(const void *a, const void *b)
-{
-	const double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
-static double median(double *values, int nr)
-{
-	qsort(values, nr, sizeof(*values), compare);
-	return values[nr / 2];
-}
 
 /* Execute a loop of that many instructions: two a round on both architectures. */
 static void execute(uint64_t insns)
@@ -96,15 +76,6 @@ static void work(void)
 #else
 	execute(1000);
 #endif
-}
-
-static void pin(int cpu)
-{
-	cpu_set_t set;
-
-	CPU_ZERO(&set);
-	CPU_SET(cpu, &set);
-	sched_setaffinity(0, sizeof(set), &set);
 }
 
 /* A thread that takes the time of the loop on its CPU, in step with the threads of other CPUs. */
