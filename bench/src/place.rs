@@ -48,8 +48,11 @@ pub trait Place {
     /// # Errors
     /// If the scheduler had already ended; with the kernel's reason.
     fn stop_scheduler(&mut self) -> Result<()>;
-    /// The reason why the scheduler ended without being stopped; None while it runs.
-    fn scheduler_died(&mut self) -> Result<Option<String>>;
+    /// The reason why the scheduler ended without being stopped; None while it runs, and at a place
+    /// whose schedulers do not end by themselves.
+    fn scheduler_died(&mut self) -> Result<Option<String>> {
+        Ok(None)
+    }
 
     /// Puts the candidate's kernel and settings into use, for its turn.
     ///

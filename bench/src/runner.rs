@@ -55,16 +55,26 @@ pub struct Step<'a> {
     pub what: String,
 }
 
-/// Shows the progress of a run, and saves its report.
+/// Shows the progress of a run, and saves its report. A watcher must hear of failures, and may
+/// ignore the rest.
 pub trait Watcher {
     /// A workload is about to run.
-    fn step(&mut self, step: &Step);
+    fn step(&mut self, _: &Step) {}
     /// A workload has run, or was left out because its scheduler or input had failed.
-    fn done(&mut self);
+    fn done(&mut self) {}
     /// A scheduler's turn is over, and the report is consistent.
-    fn save(&mut self, report: &Report) -> Result<()>;
+    fn save(&mut self, _: &Report) -> Result<()> {
+        Ok(())
+    }
     /// Something failed.
     fn warn(&mut self, message: &str);
+}
+
+/// A closure is a watcher that hears of failures only.
+impl<F: FnMut(&str)> Watcher for F {
+    fn warn(&mut self, message: &str) {
+        self(message);
+    }
 }
 
 /// Everything collected about one candidate and case.

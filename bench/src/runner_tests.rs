@@ -178,9 +178,6 @@ impl Place for Scripted {
         self.scheduler.clear();
         Ok(())
     }
-    fn scheduler_died(&mut self) -> Result<Option<String>> {
-        Ok(None)
-    }
 }
 
 #[test]

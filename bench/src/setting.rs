@@ -336,9 +336,6 @@ mod tests {
         fn stop_scheduler(&mut self) -> Result<()> {
             Ok(())
         }
-        fn scheduler_died(&mut self) -> Result<Option<String>> {
-            Ok(None)
-        }
     }
 
     fn settings(text: &str) -> Vec<Setting> {

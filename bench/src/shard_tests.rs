@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::candidate::Candidate;
 use crate::place::{Place, Ran};
-use crate::runner::{self, Step, Suite, Watcher};
+use crate::runner::{self, Suite};
 use crate::stats::{Average, median, variation_percent};
 use crate::table::{Style, render};
 use crate::workload;
@@ -49,21 +49,6 @@ impl Place for Machine {
     fn stop_scheduler(&mut self) -> Result<()> {
         self.scheduler.clear();
         Ok(())
-    }
-    fn scheduler_died(&mut self) -> Result<Option<String>> {
-        Ok(None)
-    }
-}
-
-struct Silent;
-impl Watcher for Silent {
-    fn step(&mut self, _: &Step) {}
-    fn done(&mut self) {}
-    fn save(&mut self, _: &Report) -> Result<()> {
-        Ok(())
-    }
-    fn warn(&mut self, message: &str) {
-        panic!("{message}");
     }
 }
 
@@ -121,7 +106,8 @@ fn measure(shard: Option<&str>) -> Report {
     }
     let mut machine = Machine::default();
     let mut report = Report::new(machine.machine(), machine.kernel(), options);
-    suite.run(&mut machine, &mut report, &mut Silent).unwrap();
+    let mut fail = |message: &str| panic!("{message}");
+    suite.run(&mut machine, &mut report, &mut fail).unwrap();
     report
 }
 

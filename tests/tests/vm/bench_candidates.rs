@@ -8,7 +8,7 @@ use magpie_bench::candidate::{Candidate, parse_list};
 use magpie_bench::guests::Guests;
 use magpie_bench::place::Place;
 use magpie_bench::report::{BASELINE, Report};
-use magpie_bench::runner::{self, Step, Suite, Watcher};
+use magpie_bench::runner::{self, Suite};
 use magpie_bench::table::{Style, render};
 use magpie_bench::workload;
 use magpie_lab::{GuestOptions, KernelChoice, Machine};
@@ -33,18 +33,6 @@ metric = [
   { name = 'parameter', unit = 'flag', better = 'higher', after = 'parameter' },
 ]
 "#;
-
-struct Silent;
-impl Watcher for Silent {
-    fn step(&mut self, _: &Step) {}
-    fn done(&mut self) {}
-    fn save(&mut self, _: &Report) -> Result<()> {
-        Ok(())
-    }
-    fn warn(&mut self, message: &str) {
-        eprintln!("{message}");
-    }
-}
 
 fn boot(machine: &Machine, candidates: &[Candidate]) -> Result<Guests> {
     Guests::boot(candidates, |boot| {
@@ -81,7 +69,8 @@ fn each_candidate_has_its_kernel_and_its_settings_and_no_other_has_them() -> Res
     let mut report = Report::new(guests.machine(), guests.kernel(), runner::options(&suite));
     let kernels = guests.kernels(&suite.candidates);
     report.options.insert("kernels".into(), kernels);
-    suite.run(&mut guests, &mut report, &mut Silent)?;
+    let mut warn = |message: &str| eprintln!("{message}");
+    suite.run(&mut guests, &mut report, &mut warn)?;
     let text = render(&report, Style::Text);
     println!("{text}");
 

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use magpie_bench::candidate::parse_list;
 use magpie_bench::place::{Place, Ran, Vm};
 use magpie_bench::report::{BASELINE, Report, Row};
-use magpie_bench::runner::{self, Step, Suite, Watcher};
+use magpie_bench::runner::{self, Suite};
 use magpie_bench::stats::Verdict;
 use magpie_bench::table::{Relation, Style, relate, render};
 use magpie_bench::workload;
@@ -76,21 +76,6 @@ impl Place for Slowed {
         self.is_slower = false;
         Ok(())
     }
-    fn scheduler_died(&mut self) -> Result<Option<String>> {
-        Ok(None)
-    }
-}
-
-struct Shown;
-impl Watcher for Shown {
-    fn step(&mut self, _: &Step) {}
-    fn done(&mut self) {}
-    fn save(&mut self, _: &Report) -> Result<()> {
-        Ok(())
-    }
-    fn warn(&mut self, message: &str) {
-        eprintln!("{message}");
-    }
 }
 
 #[test]
@@ -122,7 +107,8 @@ fn the_same_is_called_the_same_and_five_percent_are_found() -> Result<()> {
         is_slower: false,
     };
     let mut report = Report::new(place.machine(), place.kernel(), runner::options(&suite));
-    suite.run(&mut place, &mut report, &mut Shown)?;
+    let mut warn = |message: &str| eprintln!("{message}");
+    suite.run(&mut place, &mut report, &mut warn)?;
     ensure!(report.complete, "the run did not end");
     print!("{}", render(&report, Style::Text));
 
