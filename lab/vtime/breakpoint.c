@@ -6,9 +6,9 @@
  * memory, because QEMU may keep a stale one. The kernel patches its running code
  * (as when a scheduler is loaded): it puts a breakpoint over an instruction and
  * removes it later. QEMU translates code first, and only then watches its page
- * for writes. A vCPU that translates while another removes the breakpoint keeps
- * a block with it, and the kernel panics at a breakpoint that it no longer knows
- * ("Oops: int3").
+ * for writes. A vCPU that translates while another one removes the breakpoint
+ * keeps a block that contains it, and the kernel panics at a breakpoint that the
+ * kernel no longer knows ("Oops: int3").
  *
  *	block with a breakpoint is about to run
  *	  is it still in memory? --yes--> run
@@ -22,6 +22,7 @@
 
 #define BREAKPOINT 0xcc
 
+/* Return the first byte of an instruction's code. */
 static uint8_t first_byte(const struct qemu_plugin_insn *insn)
 {
 	uint8_t byte = 0;

@@ -7,9 +7,9 @@
  * backwards between CPUs, and a reading is at most a window ahead of the
  * reader's local time.
  *
- * For the main loop, time stands still from one ppoll() to the next. It computes
- * a timer's deadline and its distance from now in two readings, and the deadline
- * is exact only if they agree.
+ * For the main loop, time stands still from one ppoll() to the next. QEMU
+ * reads the clock to compute how long ppoll() may wait, and ppoll() reads it again
+ * to turn that into a deadline, which is exact only if both readings agree.
  */
 #include <sys/syscall.h>
 #include <time.h>
@@ -20,6 +20,7 @@
 static int64_t latest_ns = EPOCH_NS;
 static int64_t main_ns = EPOCH_NS;
 
+/* Return the time that the calling thread reads. */
 int64_t clock_now(void)
 {
 	int64_t latest, t;
@@ -58,7 +59,7 @@ int64_t clock_ticks(void)
 	return (clock_now() - EPOCH_NS) * options.tsc_mhz / 1000;
 }
 
-/* The host's time. A system call, because the C library's clock is replaced. */
+/* Return the host's time. Makes the system call, because the C library's clock is replaced. */
 int64_t real_now(void)
 {
 	struct timespec t;

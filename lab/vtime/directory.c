@@ -20,15 +20,16 @@
  *			copies elsewhere: they are dropped; the furthest says the cost
  *			else as a read
  *
- * L1 is part of L2. An LLC gets every line that one of its cores fetches, and does
- * not take a line that it replaces away from its cores. A core that gives up a
- * written line leaves it in its LLC.
+ * L2 includes L1. An LLC gets every line that one of its cores fetches. When the LLC
+ * replaces a line, its cores keep theirs. An LLC keeps its copy when one of its cores
+ * replaces the line or gives it up, and loses the copy when a core of another LLC
+ * writes the line.
  *
  * Locks. The lock of a line is held from the look at the directory until the line
  * is in L1, so no core keeps a line that another one was given meanwhile. The LLCs
  * have none of their own, because all lines of a set of an LLC have the same line
- * lock. A core's lock is for its L1, L2 and fronts, and is the inner one; nobody
- * holds two of a kind.
+ * lock. A core's lock is for its L1, L2 and fronts, and is the inner one. No thread
+ * holds two locks of a kind.
  */
 #include <sched.h>
 
@@ -83,11 +84,13 @@ void core_unlock(struct core *core)
 	release(&core->lock);
 }
 
+/* Return the core's bit in a word of the directory. */
 static uint64_t core_bit(const struct core *core)
 {
 	return 1ULL << core->index % OWNER_SHIFT;
 }
 
+/* Return the directory's word for a line that only this core has. */
 static uint64_t owned_by(const struct core *core)
 {
 	return (uint64_t)(core->index + 1) << OWNER_SHIFT | core_bit(core);
@@ -160,6 +163,7 @@ static bool core_has(struct core *core, uint32_t line)
 	return has;
 }
 
+/* Return the source of a line that core b has, seen from core a. */
 static enum source distance(const struct core *a, const struct core *b)
 {
 	if (a->llc == b->llc)
@@ -172,12 +176,13 @@ static enum source dearer(enum source a, enum source b)
 	return memory_options.ns[a] >= memory_options.ns[b] ? a : b;
 }
 
+/* Return the source of a line that no other core has to give up. */
 static enum source from_llc_or_memory(const struct core *core, uint32_t line)
 {
 	return cache_use(&llcs[core->llc], line) ? FROM_LLC : memory_home(core, line);
 }
 
-/* Does any other core, or another LLC, have a copy? */
+/* Return true if another core, or another LLC, has a copy. @bits: the cores to ask. */
 static bool is_elsewhere(const struct core *core, uint32_t line, uint64_t bits)
 {
 	for (; bits; bits &= bits - 1) {
@@ -193,7 +198,7 @@ static bool is_elsewhere(const struct core *core, uint32_t line, uint64_t bits)
 	return false;
 }
 
-/* All others lose the line. Return the dearest of @least and the distances to those that had it. */
+/* Take the line from all others. Return the dearest of @least and the distances to them. */
 static enum source drop_elsewhere(const struct core *core, uint32_t line, uint64_t bits,
 				  enum source least)
 {
@@ -214,7 +219,7 @@ static enum source drop_elsewhere(const struct core *core, uint32_t line, uint64
 	return least;
 }
 
-/* Another core owns the line: take it, or a copy. */
+/* Another core owns the line: take the line to write it, a copy to read it. */
 static enum source fetch_from_owner(struct core *core, struct core *owner, uint32_t line,
 				    bool write, bool *writable, uint64_t *word)
 {
@@ -236,7 +241,7 @@ static enum source fetch_from_owner(struct core *core, struct core *owner, uint3
 	return source;
 }
 
-/* Nobody owns the line: take it from wherever it is. */
+/* No core owns the line: take it from the nearest cache or memory. */
 static enum source fetch_shared(struct core *core, uint32_t line, bool write, bool in_l2,
 				bool *writable, uint64_t *word)
 {
@@ -272,7 +277,7 @@ enum source directory_fetch(struct core *core, uint32_t line, bool write, bool *
 
 	owner = *word >> OWNER_SHIFT;
 	if (owner == core->index + 1) {
-		/* It was replaced in L2, and nobody has asked for it since. */
+		/* The core's L2 replaced the line, and no other core has asked for it since. */
 		*writable = true;
 		return from_llc_or_memory(core, line);
 	}

@@ -20,7 +20,7 @@ static int (*libc_cond_wait)(pthread_cond_t *cond, pthread_mutex_t *mutex);
 static int (*libc_cond_broadcast)(pthread_cond_t *cond);
 static int (*libc_cond_signal)(pthread_cond_t *cond);
 
-/* With a version, because dlsym() alone finds the old, incompatible condition variables. */
+/* Return that function. dlsym() alone would find the old, incompatible condition variables. */
 static void *libc_cond(const char *name)
 {
 	void *function = dlvsym(RTLD_NEXT, name, "GLIBC_2.3.2");
@@ -70,22 +70,23 @@ EXPORT int clock_gettime(clockid_t id, struct timespec *t)
 
 EXPORT int pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
 {
+	/* A halted vCPU: turn.c decides when it goes on. */
 	if (is_active && self && self->halting) {
 		vcpu_idle_wait(self, cond, mutex);
 		return 0;
 	}
 	/*
-	 * A thread that waits with the big lock waits until vCPUs stop or run a
-	 * work item, so those that wait for a turn must pass through QEMU's
-	 * loop. A wait for an exclusive section needs nothing: it waits only
-	 * for vCPUs that execute, and they go on.
+	 * A thread that waits with QEMU's big lock waits until vCPUs stop or run
+	 * a work item, so let the vCPUs that wait for a turn pass through QEMU's
+	 * loop. A thread that waits for an exclusive section waits only for
+	 * vCPUs that execute, and these go on by themselves.
 	 */
 	if (is_active && vcpu_is_big_lock(mutex))
 		turn_release_all();
 	return libc_cond_wait(cond, mutex);
 }
 
-/* Tell turn.c of a signal to a halted vCPU. */
+/* Tell turn.c if a halted vCPU waits on this condition variable, which is about to be signalled. */
 static void tell_vcpu(const pthread_cond_t *cond)
 {
 	struct vcpu *v = is_active ? vcpu_by_cond(cond) : NULL;

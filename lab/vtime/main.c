@@ -50,6 +50,7 @@ static const struct number_option number_options[] = {
 	{ "hang", 1, 86400, NULL },	 { 0 },
 };
 
+/* Set an option that has a type of its own and so no `value`. */
 static void set_number(const char *name, double value)
 {
 	if (!strcmp(name, "mips"))
@@ -72,7 +73,7 @@ static void set_number(const char *name, double value)
 		options.hang_s = value;
 }
 
-/* The option of that name, `length` characters long, or NULL. */
+/* Return the option whose name is the first `length` characters of @name, or NULL. */
 static const struct number_option *find_number(const struct number_option *o, const char *name,
 					       size_t length)
 {
@@ -82,6 +83,7 @@ static const struct number_option *find_number(const struct number_option *o, co
 	return NULL;
 }
 
+/* Set the option NAME=NUMBER of that text; @value is at the '='. Return false if there is none. */
 static bool parse_number_option(const char *text, const char *value)
 {
 	const struct number_option *o = find_number(number_options, text, value - text);
@@ -125,7 +127,7 @@ static bool parse_option(const char *text)
 	return false;
 }
 
-/* The default number of turns: more vCPUs than this at once would wait for each other. */
+/* Return how many CPUs QEMU may use: more vCPUs at once would wait for each other. */
 static unsigned int host_cpus(void)
 {
 	cpu_set_t set;
@@ -133,6 +135,7 @@ static unsigned int host_cpus(void)
 	return sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
 }
 
+/* Fill in the number of turns. Return false, with a message, if options contradict each other. */
 static bool check_options(void)
 {
 	const double slowest_ns = options.quantum * 1000.0 / options.mips / options.smt_factor;
@@ -154,6 +157,11 @@ static bool check_options(void)
 	return true;
 }
 
+/*
+ * Make QEMU call the plugin where a vCPU executes, which then waits for a turn, and
+ * where an x86 guest reads the time stamp counter. Return false, with a message, if
+ * this QEMU does not allow that.
+ */
 static bool patch_qemu(const char *target)
 {
 	char why[128];

@@ -54,6 +54,7 @@ bool mainloop_polls(int fd)
 	return false;
 }
 
+/* The system call, in real time. */
 static int real_ppoll(struct pollfd *fds, nfds_t nr, const struct timespec *timeout,
 		      const sigset_t *mask)
 {
@@ -65,6 +66,7 @@ static int real_ppoll(struct pollfd *fds, nfds_t nr, const struct timespec *time
 	return syscall(SYS_ppoll, fds, nr, timeout ? &copy : NULL, mask, mask ? 8 : 0);
 }
 
+/* Replaces the C library's. In other threads, and without a wait, it is the system call. */
 EXPORT int ppoll(struct pollfd *fds, nfds_t nr, const struct timespec *timeout,
 		 const sigset_t *mask)
 {
@@ -94,7 +96,7 @@ EXPORT int ppoll(struct pollfd *fds, nfds_t nr, const struct timespec *timeout,
 	turn_main_waits(deadline_ns, wake_fd);
 	found = real_ppoll(all, nr + 1, NULL, mask);
 	turn_main_woken();
-	/* vCPUs may have written since. None executes now, so look again. */
+	/* vCPUs may have written to the files until now. No vCPU executes any more: look again. */
 	if (options.deterministic)
 		found = real_ppoll(all, nr + 1, &at_once, mask);
 
@@ -112,9 +114,9 @@ EXPORT int ppoll(struct pollfd *fds, nfds_t nr, const struct timespec *timeout,
 EXPORT ssize_t write(int fd, const void *data, size_t size)
 {
 	/*
-	 * A write of 8 bytes is one to an eventfd, which QEMU's and GLib's event
-	 * notifiers are. turn.c hears of it before the write, or it would take
-	 * the main loop for woken by the host.
+	 * Event notifiers of QEMU and GLib are eventfds, and take 8 bytes. Tell
+	 * turn.c before the write: afterwards the main loop may already have
+	 * returned, and would count as woken by the host.
 	 */
 	if (is_active && self && size == sizeof(uint64_t))
 		turn_main_notified(fd);

@@ -3,9 +3,9 @@
  * What an access to memory costs.
  *
  * QEMU calls load(), store() or locked() for each access of translated code. Most
- * end in the vCPU's front, a filter by virtual address: what it has is in the
- * core's L1 and may be accessed so, and that is free, because the cost of the
- * instruction is an L1 hit's. What it lacks is looked up by physical address:
+ * accesses end in the vCPU's front, a filter by virtual address. A line in the front
+ * is in the core's L1 too, so the access is free, because the cost of an instruction
+ * contains an L1 hit. Any other line is looked up by physical address:
  *
  *	access -- front -- hit: free
  *	            | miss
@@ -15,9 +15,9 @@
  *	            |
  *	          the share of the latency that this access waits
  *
- * The tags of a front have a number of the address space that a load of CR3 makes
- * new, for user addresses, and an invlpg for all: what the hardware's TLB forgets,
- * the front forgets.
+ * The tag of an entry of a front contains the number of an address space. A load of
+ * CR3 gives user addresses a new number, so the front forgets what the hardware's
+ * TLB would forget. After an invlpg the front forgets everything.
  *
  * How long an access waits, of the latency less the instruction's own cost:
  *
@@ -36,7 +36,7 @@
  * speed, so that turns, windows and timers need not know of it. Its time does not
  * depend on that speed.
  *
- * Without the option `memory` nothing of this is called.
+ * Without the option `memory` none of these functions is called by translated code.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -44,9 +44,9 @@
 
 #include "memory.h"
 
-/* A miss that is so few instructions after the last one is under way at the same time. */
+/* Two misses less than this many instructions apart are under way at the same time. */
 #define REORDER_INSNS 224
-/* An address so little beyond a loaded value is taken for a field of what it points to. */
+/* An address less than this far beyond a loaded value is in what the value points to. */
 #define FIELD_BYTES 4096
 _Static_assert(NR_SOURCES <= MAX_SOURCES, "struct memory_counts has room for all");
 
@@ -70,13 +70,13 @@ struct cpu_memory {
 	struct front front;
 	struct core *core;
 	unsigned int thread;
-	uint64_t user_space, kernel_space; /* in a tag's place, never 0 */
+	uint64_t user_space, kernel_space; /* address spaces, shifted as in a tag; never 0 */
 
-	uint64_t last_value; /* loaded by the last access that the front did not know */
+	uint64_t last_value; /* loaded by the last access that the front lacked */
 	uint64_t last_miss; /* score at the last miss */
-	struct stream streams[NR_STREAMS]; /* the longest unused is next_stream */
+	struct stream streams[NR_STREAMS]; /* next_stream is the oldest */
 	unsigned int next_stream;
-	uint64_t rest_ps; /* stalled, but less than an instruction takes */
+	uint64_t rest_ps; /* stalls that the score lacks, less than an instruction takes */
 
 	uint64_t nr[NR_SOURCES], stall_ps[NR_SOURCES];
 	uint64_t string_bytes, string_ps;
@@ -126,7 +126,10 @@ static struct cpu_memory cpus[MAX_VCPUS];
 static uint64_t latency_ps[NR_SOURCES];
 static uint64_t node_bytes, ps_per_kib;
 
-/* QEMU's q35 machine has so much memory below 4 GiB, and the rest from there on. */
+/*
+ * QEMU's q35 machine has all memory below 4 GiB if it is less than MOST_LOW. Of more
+ * memory, LOW_OF_MORE is there and the rest above 4 GiB.
+ */
 #define GIB (1ULL << 30)
 #define MOST_LOW (0xb0000000ULL)
 #define LOW_OF_MORE (2 * GIB)
@@ -149,7 +152,7 @@ uint64_t memory_top(void)
 	return ram_bytes() > low_bytes() ? 4 * GIB + ram_bytes() - low_bytes() : ram_bytes();
 }
 
-/* The memory of which node has the line: the core's own, or another? */
+/* Return whether the memory of the core's own node or of another one has the line. */
 enum source memory_home(const struct core *core, uint32_t line)
 {
 	uint64_t address = (uint64_t)line << LINE_SHIFT;
@@ -163,6 +166,7 @@ enum source memory_home(const struct core *core, uint32_t line)
 	return node == core->node ? FROM_DRAM : FROM_REMOTE_DRAM;
 }
 
+/* Return the tag of a read-only entry for this address in the present address space. */
 static uint64_t tag_of(const struct cpu_memory *c, uint64_t vaddr)
 {
 	const uint64_t space = (int64_t)vaddr < 0 ? c->kernel_space : c->user_space;
@@ -170,22 +174,32 @@ static uint64_t tag_of(const struct cpu_memory *c, uint64_t vaddr)
 	return (vaddr >> (LINE_SHIFT - 1) & TAG_LINE) | space;
 }
 
-static uint64_t *front_slot(struct cpu_memory *c, uint64_t vaddr)
+/* Where a front has a virtual address: neighbouring lines in other sets, pages in other ways. */
+static unsigned int front_set(uint64_t vaddr)
 {
-	return &c->front.tag[vaddr >> LINE_SHIFT & (FRONT_SETS - 1)][vaddr >> 12 & (FRONT_WAYS - 1)];
+	return vaddr >> LINE_SHIFT & (FRONT_SETS - 1);
 }
 
-/* The caller holds the core's lock. */
+static unsigned int front_way(uint64_t vaddr)
+{
+	return vaddr >> PAGE_SHIFT & (FRONT_WAYS - 1);
+}
+
+static uint64_t *front_slot(struct cpu_memory *c, uint64_t vaddr)
+{
+	return &c->front.tag[front_set(vaddr)][front_way(vaddr)];
+}
+
+/* Make this access free from now on. The caller holds the core's lock. */
 static void front_add(struct cpu_memory *c, uint64_t vaddr, uint32_t line, bool writable)
 {
 	uint64_t *slot = front_slot(c, vaddr);
 
-	c->front.line[vaddr >> LINE_SHIFT & (FRONT_SETS - 1)][vaddr >> 12 & (FRONT_WAYS - 1)] =
-		line + 1;
+	c->front.line[front_set(vaddr)][front_way(vaddr)] = line + 1;
 	WRITE_ONCE(*slot, tag_of(c, vaddr) | (writable ? TAG_WRITABLE : 0));
 }
 
-/* Let the vCPU's clock advance by so much. */
+/* Let the local time of the vCPU advance, as if it had executed instructions. */
 static void stall(struct cpu_memory *c, struct vcpu *v, uint64_t ps)
 {
 	uint64_t insns;
@@ -201,7 +215,10 @@ static void stall(struct cpu_memory *c, struct vcpu *v, uint64_t ps)
 		v->late_stall_ps += insns * v->cost_ps;
 }
 
-/* Is this a line of a walk, forward or backward, that a prefetcher has noticed? */
+/*
+ * Return true if this line continues a walk, forward or backward, that a prefetcher
+ * has noticed. Keeps the walks that it has seen last.
+ */
 static bool is_streamed(struct cpu_memory *c, uint64_t vline)
 {
 	for (unsigned int i = 0; i < NR_STREAMS; i++) {
@@ -219,7 +236,7 @@ static bool is_streamed(struct cpu_memory *c, uint64_t vline)
 	return false;
 }
 
-/* The share of its latency that this access waits. */
+/* Return the share of its latency that this access waits: the table above. */
 static double share(struct cpu_memory *c, const struct vcpu *v, uint64_t vaddr, enum access access)
 {
 	const bool is_dependent = vaddr - c->last_value < FIELD_BYTES;
@@ -233,6 +250,7 @@ static double share(struct cpu_memory *c, const struct vcpu *v, uint64_t vaddr, 
 	return *v->score - c->last_miss < REORDER_INSNS ? memory_options.overlapped : 1;
 }
 
+/* Count an access that L1 or something behind it served, and let the vCPU wait for it. */
 static void charge(unsigned int index, uint32_t info, uint64_t vaddr, enum access access,
 		   enum source source)
 {
@@ -254,8 +272,8 @@ static void charge(unsigned int index, uint32_t info, uint64_t vaddr, enum acces
 }
 
 /*
- * L1 has the line and may do this: which thread of the core did it last? The caller
- * holds the core's lock.
+ * L1 has the line with the right to this access. Return FROM_SIBLING if the core's
+ * other thread wrote the line last, else FROM_L1. The caller holds the core's lock.
  */
 static enum source hit_l1(struct cpu_memory *c, uint32_t *entry, uint32_t line, bool write)
 {
@@ -263,7 +281,7 @@ static enum source hit_l1(struct cpu_memory *c, uint32_t *entry, uint32_t line, 
 	const uint32_t writer = *entry & ENTRY_WRITER;
 	const bool is_sibling = writer && writer != me;
 
-	/* The fronts of both threads cannot have it writable, or none would notice the other. */
+	/* While one thread's front may write the line, the other front must not have it. */
 	if (is_sibling || (write && !writer && c->core->nr_threads > 1))
 		front_forget(c->core, line);
 	if (write)
@@ -273,7 +291,7 @@ static enum source hit_l1(struct cpu_memory *c, uint32_t *entry, uint32_t line, 
 	return is_sibling ? FROM_SIBLING : FROM_L1;
 }
 
-/* An access that the front does not know. */
+/* Serve an access that the front lacks: from L1, or from where the directory says. */
 __attribute__((noinline)) static void look_up(unsigned int index, uint32_t info, uint64_t vaddr,
 					      enum access access)
 {
@@ -326,6 +344,7 @@ static void load(unsigned int index, uint32_t info, uint64_t vaddr, void *userda
 	look_up(index, info, vaddr, LOAD);
 }
 
+/* Return true if the front has the line with the right to write. */
 static bool front_may_write(struct cpu_memory *c, uint64_t vaddr)
 {
 	return READ_ONCE(*front_slot(c, vaddr)) == (tag_of(c, vaddr) | TAG_WRITABLE);
@@ -368,13 +387,14 @@ static void copy_store(unsigned int index, uint32_t info, uint64_t vaddr, void *
 	store(index, info, vaddr, userdata);
 }
 
-/* Each iteration of the other string instructions costs an instruction, as processors execute them. */
+/* Of the other string instructions, each iteration costs an instruction, as on a processor. */
 static void scan_load(unsigned int index, uint32_t info, uint64_t vaddr, void *userdata)
 {
 	stall(&cpus[index], &vcpus[index], vcpus[index].cost_ps);
 	load(index, info, vaddr, userdata);
 }
 
+/* Return the number after that of an address space, as in a tag. It is never 0. */
 static uint64_t next_space(uint64_t space)
 {
 	const uint64_t number = (space >> SPACE_SHIFT) % (NR_SPACES - 1) + 1;
@@ -382,10 +402,11 @@ static uint64_t next_space(uint64_t space)
 	return number << SPACE_SHIFT;
 }
 
+/* Make the front forget all user addresses. */
 static void forget_user(struct cpu_memory *c)
 {
 	c->user_space = next_space(c->user_space);
-	/* The numbers begin anew, so no tag with an old one may be left. */
+	/* The numbers begin anew, so no tag with an earlier number may be left. */
 	if (c->user_space == next_space(0)) {
 		core_lock(c->core);
 		memset(&c->front, 0, sizeof(c->front));
@@ -410,6 +431,7 @@ static void translation_changes(unsigned int index, void *userdata)
 	core_unlock(c->core);
 }
 
+/* Register the calls for an instruction's accesses. */
 static void watch(struct qemu_plugin_insn *insn)
 {
 	mem_cb on_load = load, on_store = store;
@@ -457,7 +479,7 @@ void memory_watch(struct qemu_plugin_tb *tb)
 		watch(qemu_plugin_tb_get_insn(tb, i));
 }
 
-/* What the vCPU's misses were, for the report: see report.c. */
+/* Return the vCPU's misses, for the report. */
 struct memory_counts memory_counts(unsigned int index)
 {
 	const struct cpu_memory *c = &cpus[index];
@@ -473,7 +495,7 @@ struct memory_counts memory_counts(unsigned int index)
 	return counts;
 }
 
-/* The option llc_nodes: the node of each LLC, as in 0-0-1-1. */
+/* Set the option llc_nodes: the node of each LLC, as in 0-0-1-1. Return false if malformed. */
 bool memory_set_nodes(const char *text)
 {
 	struct memory_options *o = &memory_options;
@@ -493,7 +515,7 @@ bool memory_set_nodes(const char *text)
 	return false;
 }
 
-/* Say what keeps the model from working with these options, or NULL. */
+/* Return what is wrong with the options of the model, or NULL. */
 const char *memory_fault(void)
 {
 	const struct memory_options *o = &memory_options;
@@ -527,7 +549,10 @@ void memory_init(void)
 	node_bytes = ram_bytes() / o->nr_nodes;
 	ps_per_kib = 1024 * 1000 / o->string_bytes_per_ns;
 	directory_init();
-	/* QEMU numbers CPUs by slot. An LLC with fewer cores than others has slots without a CPU. */
+	/*
+	 * QEMU numbers CPUs in the order of slots. An LLC with fewer cores than
+	 * others has slots without a CPU.
+	 */
 	for (unsigned int i = 0; i < nr_cores; i++) {
 		struct core *core = &cores[i];
 

@@ -16,10 +16,11 @@
 
 #define LINE_SHIFT 6
 #define LINE_BYTES (1 << LINE_SHIFT)
+#define PAGE_SHIFT 12
 #define MAX_LLCS 256
 #define MAX_NODES 64
 #define MAX_THREADS 2 /* of a core */
-#define LINE_LOCKS 256 /* divides the number of sets of an LLC */
+#define LINE_LOCKS 256 /* divides the number of sets of an LLC, see directory.c */
 
 /*
  * An entry of a cache: the line plus one, so that 0 is empty, and what the core
@@ -50,7 +51,7 @@ struct cache {
 	uint32_t sets, ways;
 };
 
-/* A filter before L1, by virtual address: what it has needs no look-up. See memory.c. */
+/* A filter before L1, by virtual address: a line that it has needs no look-up. See memory.c. */
 #define FRONT_SETS 64
 #define FRONT_WAYS 8
 
@@ -69,7 +70,7 @@ struct core {
 
 struct memory_options {
 	double on;
-	double llc_cores; /* of the largest LLC: so many slots has each */
+	double llc_cores; /* cores of the largest LLC, for which QEMU gives every LLC slots */
 	double l1_kib, l1_ways, l2_kib, l2_ways, llc_kib, llc_ways;
 	double ns[NR_SOURCES];
 	double overlapped, stored, streamed; /* shares of a latency */

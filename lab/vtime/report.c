@@ -14,13 +14,14 @@
 static int64_t real_start_ns;
 static const char *target_name;
 
+/* At the machine's start: keep the real time and the guest's architecture for the report. */
 void report_start(const char *target)
 {
 	real_start_ns = real_now();
 	target_name = target;
 }
 
-/* The misses of a vCPU, or of all, by the source of the line, and the time that they took. */
+/* Write the misses of one vCPU or of all, by the source of the line, and the time they took. */
 static void write_memory(FILE *f, const struct memory_counts *counts)
 {
 	const char *comma = "";
@@ -35,9 +36,13 @@ static void write_memory(FILE *f, const struct memory_counts *counts)
 		counts->string_bytes, counts->string_ns);
 }
 
-/* Read once for the sum and the vCPUs, because these count on while the report is written. */
+/*
+ * One reading of each vCPU's counts, from which the sum and the vCPUs' entries are
+ * both written: the vCPUs count on meanwhile, and the entries would not add up.
+ */
 static struct memory_counts vcpu_memory[MAX_VCPUS];
 
+/* Read the counts of all vCPUs into vcpu_memory, and write their sum. */
 static void write_all_memory(FILE *f)
 {
 	struct memory_counts all = { 0 };
@@ -58,6 +63,7 @@ static void write_all_memory(FILE *f)
 	fprintf(f, ",\n");
 }
 
+/* Write an entry for each vCPU. With memory, write_all_memory() has read the counts. */
 static void write_vcpus(FILE *f)
 {
 	fprintf(f, "  \"vcpus\": [\n");
@@ -77,7 +83,8 @@ static void write_vcpus(FILE *f)
 	fprintf(f, "  ]\n");
 }
 
-/* Write the report. @end says why: "running" (asked for), "exit" or "hang". */
+/* Write the report to the file of the option, or to standard error. @end says why: "running"
+ * (the lab asked for it), "exit" or "hang". */
 void report_write(const char *end)
 {
 	const double real_s = (real_now() - real_start_ns) / 1e9;

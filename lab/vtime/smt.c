@@ -11,6 +11,7 @@
 
 static uint32_t alone_ps, shared_ps;
 
+/* Compute the two costs of an instruction from the options. */
 void smt_init(void)
 {
 	alone_ps = 1e6 / options.mips + 0.5;
@@ -35,7 +36,7 @@ static bool has_busy_sibling(const struct vcpu *v)
 	return false;
 }
 
-/* The cost of an instruction of this vCPU now. */
+/* Return the cost of an instruction of this vCPU now. */
 uint32_t smt_cost_ps(const struct vcpu *v)
 {
 	return options.threads > 1 && has_busy_sibling(v) ? shared_ps : alone_ps;

@@ -51,7 +51,10 @@ static bool main_asleep; /* sleeps on main_word */
 static uint32_t main_word; /* futex: changes when the main loop may go on */
 static int main_eventfd = -1;
 
-/* A running vCPU must look at the others at its next quantum end. */
+/*
+ * A vCPU wants a turn, or the main loop wants to work: each running vCPU looks at
+ * the others at its next quantum end.
+ */
 static bool wanted;
 
 /*
@@ -95,6 +98,7 @@ static void turn_unlock(void)
 	}
 }
 
+/* Change the state, and the count of turns and the two arrays, which follow from it. */
 static void set_state(struct vcpu *v, enum vcpu_state state)
 {
 	const size_t i = v - vcpus;
@@ -134,7 +138,7 @@ static void sleep_on(uint32_t *word, bool *asleep)
 	*asleep = false;
 }
 
-/* The least local time of the vCPUs that are ready or running, or NEVER. */
+/* Return the least local time of the vCPUs that are ready or running but @except, or NEVER. */
 static int64_t least_active(const struct vcpu *except)
 {
 	const size_t skip = except ? (size_t)(except - vcpus) : MAX_VCPUS;
@@ -149,7 +153,7 @@ static int64_t least_active(const struct vcpu *except)
 	return least;
 }
 
-/* The ready vCPU with the least local time, or NULL. */
+/* Return the ready vCPU with the least local time, or NULL. */
 static struct vcpu *furthest_behind(void)
 {
 	int64_t least = NEVER;
@@ -164,13 +168,13 @@ static struct vcpu *furthest_behind(void)
 	return v;
 }
 
-/* The time that no vCPU may pass before the main loop has served its next timer. */
+/* Return the time that no vCPU may pass before the main loop has served its next timer. */
 static int64_t horizon(void)
 {
 	return main_state == MAIN_WAITS ? main_deadline_ns : main_hold_ns;
 }
 
-/* Where a turn of this vCPU ends. */
+/* Return the local time at which a turn of this vCPU ends. */
 static int64_t turn_limit(const struct vcpu *v)
 {
 	const int64_t others = least_active(v), end = horizon();
@@ -186,7 +190,7 @@ static bool main_has_precedence(void)
 	return options.deterministic && main_state != MAIN_WAITS;
 }
 
-/* Advance now_ns as far as the vCPUs and the next timer allow; call the main loop if it is due. */
+/* Advance now_ns as far as the vCPUs and the next timer allow. A due timer calls the main loop. */
 static void advance_time(void)
 {
 	int64_t t = least_active(NULL);
@@ -349,10 +353,10 @@ bool turn_wait(struct vcpu *v, enum vcpu_state state)
 	if (v->state == VCPU_RUNNING) {
 		vcpu_count(v);
 		/*
-		 * It was kicked since it last looked for work. It keeps its
-		 * turn and looks again: without the turn it would look while
-		 * another vCPU executes, and whether that one still finds it
-		 * idle would be a race.
+		 * This vCPU was kicked since it last looked for work. It keeps
+		 * its turn and looks again: without the turn it would look
+		 * while another vCPU executes, and whether the other vCPU
+		 * still finds this one idle would be a race.
 		 */
 		if (__atomic_exchange_n(&v->kicked, false, __ATOMIC_SEQ_CST)) {
 			turn_unlock();
@@ -364,9 +368,10 @@ bool turn_wait(struct vcpu *v, enum vcpu_state state)
 		v->waits_since_ns = v->local_ns;
 	set_state(v, state);
 	/*
-	 * It was kicked just now. Pairs with turn_wake(), which may run while
-	 * this vCPU is on its way here and still has its earlier idle state.
-	 * Only this thread clears the mark, so no kick is lost.
+	 * Pairs with turn_wake(), which may have run before set_state() above:
+	 * it left a running vCPU as it was, or made an idle one ready that was
+	 * on its way here after a general release, and set_state() has just
+	 * undone that. Only this thread clears the mark, so no kick is lost.
 	 */
 	if (__atomic_exchange_n(&v->kicked, false, __ATOMIC_SEQ_CST)) {
 		become_ready(v, now_ns);
@@ -393,8 +398,8 @@ void turn_wake(struct vcpu *v)
 {
 	/*
 	 * QEMU's RCU thread kicks all vCPUs so that they leave cpu_exec(). Ignore
-	 * it: a vCPU that waits here has left, and the thread's moment depends on
-	 * the host.
+	 * those kicks: a vCPU that waits here has left, and when that thread runs
+	 * depends on the host.
 	 */
 	if (!self && !mainloop_is_self())
 		return;
@@ -456,6 +461,7 @@ void turn_release_all(void)
 	turn_unlock();
 }
 
+/* Any thread: return the machine's virtual time. */
 int64_t turn_now(void)
 {
 	return __atomic_load_n(&now_ns, __ATOMIC_ACQUIRE);
@@ -482,8 +488,9 @@ void turn_main_waits(int64_t deadline_ns, int eventfd)
 	main_deadline_ns = deadline_ns;
 	if (main_renotified) {
 		/*
-		 * A vCPU notified it while it was busy. Whether ppoll() sees
-		 * that is a race, so wake it in any case.
+		 * A vCPU notified the main loop while the main loop was busy.
+		 * Whether ppoll() sees that is a race, so make ppoll() return
+		 * in any case.
 		 */
 		main_renotified = false;
 		expect_main();
@@ -495,7 +502,10 @@ void turn_main_waits(int64_t deadline_ns, int eventfd)
 	turn_unlock();
 }
 
-/* The main loop has returned from ppoll(), and works from here on. */
+/*
+ * The main loop has returned from ppoll(), and works from here on. In
+ * deterministic mode it first waits until no vCPU has a turn.
+ */
 void turn_main_woken(void)
 {
 	turn_lock();
@@ -549,7 +559,7 @@ bool turn_machine_sleeps(void)
 static const char *const state_names[] = { "off", "idle", "working", "ready", "running" };
 static const char *const main_names[] = { "busy", "waits", "called" };
 
-/* Print the state of the machine, for the watchdog. Without the lock, which a hang may hold. */
+/* Print the machine's state, for the watchdog. Takes no lock: a thread that hangs may hold it. */
 void turn_dump(void)
 {
 	const int64_t now = turn_now();

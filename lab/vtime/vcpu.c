@@ -36,6 +36,7 @@ struct vcpu vcpus[MAX_VCPUS];
 unsigned int nr_vcpus;
 __thread struct vcpu *self;
 
+/* Return the slot at which the search for this condition variable begins. */
 static size_t cond_slot(const pthread_cond_t *cond)
 {
 	return ((uintptr_t)cond >> 4) * 0x9e3779b97f4a7c15ULL >> 52;
@@ -182,10 +183,10 @@ int vcpu_exec(CPUState *cpu)
 }
 
 /*
- * Replaces pthread_cond_wait() of a halted vCPU. It waits for a turn and not on
- * the condition variable, because interpose.c tells turn_wake() of each signal
- * to that: no kick is lost between two waits, and the vCPU neither holds the big
- * lock nor waits for it before it has a turn.
+ * Replaces pthread_cond_wait() of a halted vCPU, which waits for a turn instead.
+ * For each signal to the condition variable interpose.c calls turn_wake(), so no
+ * kick is lost. The vCPU neither holds QEMU's big lock while it waits, nor waits
+ * for that lock before it has a turn.
  */
 void vcpu_idle_wait(struct vcpu *v, pthread_cond_t *cond, pthread_mutex_t *mutex)
 {
@@ -198,12 +199,16 @@ void vcpu_idle_wait(struct vcpu *v, pthread_cond_t *cond, pthread_mutex_t *mutex
 	__atomic_store_n(&v->kicked, false, __ATOMIC_SEQ_CST);
 }
 
+/* Return true for QEMU's big lock, as far as a vCPU has halted and shown which one that is. */
 bool vcpu_is_big_lock(const pthread_mutex_t *mutex)
 {
 	return mutex == READ_ONCE(big_lock);
 }
 
-/* QEMU has translated a block: add the counting, and the calls of memory.c, breakpoint.c and work.c. */
+/*
+ * QEMU has translated a block: add the counting, and the calls of memory.c,
+ * breakpoint.c and work.c.
+ */
 static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
 	const qemu_plugin_u64 entry = { scoreboard, 0 };
@@ -219,19 +224,21 @@ static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 		qemu_plugin_register_vcpu_tb_exec_cb(tb, work_begins, QEMU_PLUGIN_CB_NO_REGS, NULL);
 }
 
+/* A vCPU's own thread, before it executes: QEMU has made the vCPU. */
 static void vcpu_init(qemu_plugin_id_t id, unsigned int index)
 {
 	(void)id;
 	if (index >= MAX_VCPUS)
 		abort();
 	self = &vcpus[index];
-	/* Each new vCPU may move the scoreboard. None executes meanwhile. */
+	/* QEMU may move the scoreboard for each new vCPU. No vCPU executes meanwhile. */
 	for (unsigned int i = 0; i <= index; i++)
 		vcpus[i].score = qemu_plugin_scoreboard_find(scoreboard, i);
 	self->counted = *self->score;
 	self->cost_ps = smt_cost_ps(self);
 }
 
+/* Until vcpu_resumes(), pthread_cond_wait() in this thread is the wait of a halted vCPU. */
 static void vcpu_halts(qemu_plugin_id_t id, unsigned int index)
 {
 	(void)id;

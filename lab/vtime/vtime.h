@@ -77,15 +77,15 @@ struct vcpu {
 
 	/* Written by the vCPU's own thread; local_ns is read by the others. */
 	int64_t local_ns; /* local time at the last count */
-	uint32_t rest_ps; /* picoseconds that local_ns lacks */
+	uint32_t rest_ps; /* picoseconds beyond local_ns, less than one nanosecond */
 	uint32_t cost_ps; /* cost of one instruction in this quantum */
 	uint64_t counted; /* the scoreboard's value at the last count */
 	uint64_t *score; /* grows by each executed instruction, and by stalls */
 	uint64_t stalled; /* of the score since the last count: not instructions, but stalls */
-	uint64_t late_stall_ps; /* stalls in the block that goes beyond the quantum */
+	uint64_t late_stall_ps; /* stalls in the last block of the quantum, which goes beyond it */
 	bool is_fresh; /* no quantum of its turn has begun */
 	bool yields; /* its turn is over, and it is leaving cpu_exec() */
-	bool halting; /* between QEMU's idle and resume callbacks */
+	bool halting; /* between QEMU's idle and resume callbacks: waits for an interrupt */
 	bool works; /* in a loop of work.c, until it is interrupted */
 	CPUState *cpu;
 
@@ -110,8 +110,8 @@ struct counters {
 	uint64_t notify_calls; /* a vCPU called the main loop */
 	uint64_t host_calls; /* the host woke the main loop */
 	uint64_t stale_breakpoints; /* breakpoints that were gone, and not executed */
-	uint64_t broken; /* a vCPU was found beyond the end of its turn */
-	int64_t beyond_max_ns; /* how far beyond at most */
+	uint64_t broken; /* a vCPU was found more than a block beyond the end of its turn */
+	int64_t beyond_max_ns; /* how far beyond the end at most, blocks included */
 	int64_t late_max_ns; /* how late a timer was served at most */
 };
 
@@ -119,7 +119,7 @@ struct counters {
 struct number_option {
 	const char *name;
 	double least, most;
-	double *value; /* NULL: see main.c */
+	double *value; /* NULL: set_number() of main.c sets an option of another type */
 };
 
 /* Sources of lines: enum source of memory.h. */

@@ -24,6 +24,7 @@
 
 static volatile sig_atomic_t report_wanted;
 
+/* On SIGUSR2. A signal's handler cannot write the report: sleep_second() does. */
 static void want_report(int signal)
 {
 	(void)signal;
@@ -44,7 +45,7 @@ static void sleep_second(void)
 	}
 }
 
-/* A number that changes when the machine makes progress. */
+/* Return a number that changes when the machine makes progress. */
 static uint64_t progress(void)
 {
 	uint64_t sum = turn_now() + READ_ONCE(counters.turns) + READ_ONCE(counters.host_calls);
@@ -54,6 +55,11 @@ static uint64_t progress(void)
 	return sum;
 }
 
+/*
+ * The watchdog's thread: end QEMU once nothing has moved for hang_s seconds. A
+ * machine that only the host can wake, as before the lab sends a command, is no
+ * hang.
+ */
 static void *watch(void *unused)
 {
 	unsigned int stalled_s = 0;
@@ -71,7 +77,7 @@ static void *watch(void *unused)
 		}
 		if (++stalled_s < options.hang_s)
 			continue;
-		if (stalled_s == options.hang_s && turn_machine_sleeps()) {
+		if (turn_machine_sleeps()) {
 			stalled_s = 0;
 			continue;
 		}
@@ -94,7 +100,7 @@ void watchdog_start(void)
 	pthread_t thread;
 
 	sigaction(SIGUSR2, &action, NULL);
-	/* The watchdog's thread takes none of QEMU's signals. */
+	/* The watchdog's thread inherits this mask: signals go to QEMU's threads. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	if (pthread_create(&thread, NULL, watch, NULL))

@@ -7,9 +7,9 @@
  *
  * A vCPU in this loop is busy for the guest and for its SMT sibling, but is not
  * executed: its local time goes on at the next interrupt, which is the kernel's
- * next tick at the latest. Without it, the endless loops of CPU hogs would be
- * most of what a test with hogs costs the host, and no program uses their
- * results. The simulation stays exact, because an interrupt finds the vCPU in
+ * next tick at the latest. Without the instruction, the endless loops of CPU hogs
+ * would be most of what a test with hogs costs the host, and no program uses
+ * their results. The simulation stays exact, because an interrupt finds the vCPU in
  * the loop at any time. Such a loop must neither count nor end by itself.
  *
  * To real hardware and to other emulators the instruction is a no-op. There is

@@ -3,7 +3,7 @@
  * What memory costs, measured inside a guest. It is linked statically and needs
  * only a kernel. The lab compares the figures with the machine's table.
  *
- *	memory-check chase CPU HOME KIB...	a random walk through so much memory
+ *	memory-check chase CPU HOME KIB...	a random walk through memory of each size
  *	memory-check transfer A B		CPU B takes lines that CPU A has written,
  *						beyond what it takes for its own
  *	memory-check copy CPU BYTES...		repeated string stores into L1
@@ -26,7 +26,7 @@
 #define LINE 64
 #define HUGE_PAGE (2UL << 20)
 #define ROUNDS 51
-#define HANDOVERS 1001 /* so many take longer than what the kernel does at times */
+#define HANDOVERS 1001 /* longer together than the kernel's other work, so a median is right */
 #define LEAST_LOADS 32768
 #define LINES 64 /* of a transfer: few, so that L1 keeps them */
 
@@ -94,6 +94,7 @@ static void **walk(void **p, size_t loads)
 	return p;
 }
 
+/* Print the time of a load, for each size. The memory's home is the node of the CPU @home. */
 static int chase(int cpu, int home, int nr, char **kib)
 {
 	for (int i = 0; i < nr; i++) {
@@ -119,9 +120,10 @@ static int chase(int cpu, int home, int nr, char **kib)
 
 static uint64_t *shared;
 static int giver_cpu;
-static uint64_t turn __attribute__((aligned(2 * LINE))); /* even: the giver's */
+/* How often the lines were handed over. Even: the giver writes them next. */
+static uint64_t handovers __attribute__((aligned(2 * LINE)));
 
-/* Write each line, in an order that no prefetcher follows. */
+/* Write every line once, in an order that no prefetcher follows. */
 static void swap_all(void)
 {
 	for (unsigned int i = 0; i < LINES; i++) {
@@ -133,7 +135,10 @@ static void swap_all(void)
 	}
 }
 
-/* The time of one write. The giver takes none: a clock that it has read is no earlier here. */
+/*
+ * Return the time of one write. The giver does not read the clock, because a reading
+ * here is never before one that another CPU has made.
+ */
 static double timed_swap(void)
 {
 	const double start = now_ns();
@@ -142,30 +147,32 @@ static double timed_swap(void)
 	return (now_ns() - start) / LINES;
 }
 
-/* Spin, because a sleeping thread's kernel would push the lines out of its L1. */
-static void await_turn(uint64_t which)
+/* Spin, because the kernel of a CPU whose thread sleeps would push the lines out of L1. */
+static void await_handover(uint64_t which)
 {
-	while (__atomic_load_n(&turn, __ATOMIC_ACQUIRE) != which)
+	while (__atomic_load_n(&handovers, __ATOMIC_ACQUIRE) != which)
 		;
 }
 
-static void end_turn(void)
+static void hand_over(void)
 {
-	__atomic_fetch_add(&turn, 1, __ATOMIC_RELEASE);
+	__atomic_fetch_add(&handovers, 1, __ATOMIC_RELEASE);
 }
 
+/* The giver's thread: write the lines, so that the taker finds them in this CPU's L1. */
 static void *give(void *unused)
 {
 	(void)unused;
 	pin(giver_cpu);
 	for (uint64_t i = 0; i < HANDOVERS; i++) {
-		await_turn(2 * i);
+		await_handover(2 * i);
 		swap_all();
-		end_turn();
+		hand_over();
 	}
 	return NULL;
 }
 
+/* Print the time of a write to a line that another CPU has, beyond that of a write in L1. */
 static int transfer(int from, int to)
 {
 	double taken[HANDOVERS], own[HANDOVERS];
@@ -179,17 +186,18 @@ static int transfer(int from, int to)
 		return 2;
 	}
 	for (uint64_t i = 0; i < HANDOVERS; i++) {
-		await_turn(2 * i + 1);
+		await_handover(2 * i + 1);
 		taken[i] = timed_swap();
 		/* Again, now that the lines are here: what the loop and the clock cost. */
 		own[i] = timed_swap();
-		end_turn();
+		hand_over();
 	}
 	pthread_join(giver, NULL);
 	printf("%.3f\n", median(taken, HANDOVERS) - median(own, HANDOVERS));
 	return 0;
 }
 
+/* Clear memory by one string instruction. */
 static void clear(char *to, size_t bytes)
 {
 #if defined(__x86_64__)
@@ -199,6 +207,7 @@ static void clear(char *to, size_t bytes)
 #endif
 }
 
+/* Print the time of a string instruction, for each number of bytes. */
 static int copy(int cpu, int nr, char **sizes)
 {
 	pin(cpu);
