@@ -14,8 +14,8 @@ RELEASE := target/release
 BENCH := $(RELEASE)/magpie bench --in vm --sched eevdf,scx_magpie --workload hackbench \
 	--rounds $(ROUNDS)
 
-# The first two CPUs that this process may use. Eight vCPUs on them are an overcommitted host, however
-# many CPUs the machine has.
+# The first two CPUs that this process may use. With eight vCPUs on them the host is overcommitted,
+# however many CPUs the machine has.
 TWO_CPUS = $(shell taskset -cp $$$$ | grep -o '[0-9,-]*$$' | tr , '\n' | \
 	awk -F - '{for (cpu = $$1; cpu <= $$NF; cpu++) print cpu}' | head -2 | paste -sd,)
 

@@ -6,7 +6,7 @@
 #
 #   make results                        what was not measured with this tree yet
 #   make results ONLY=hackbench-vt2     these, separated by spaces
-#   make results FORCE=1                all, or those of ONLY, even if they were measured with this tree
+#   make results FORCE=1                all, or those of ONLY, even if already measured
 #
 # A file names the commit that it was measured with. It is skipped if nothing that runs has changed
 # since that commit, so an interrupted `make results` continues where it was. A peer is measured too
@@ -18,7 +18,7 @@ export PATH="$HOME/.cargo/bin:$PATH"
 magpie=target/release/magpie
 page=docs/results.md
 folder=docs/results
-# What a result depends on.
+# A result depends on these files.
 sources=(scheduler lab bench magpie Cargo.toml Cargo.lock kernels.lock)
 
 schedulers=scx_magpie

@@ -166,7 +166,8 @@ impl Apt {
         let output = self.run("apt-get", &arguments, &self.root)?;
         ensure!(
             output.status.success(),
-            "no Debian package \"{package}\" for this host's release, or it cannot be installed:\n{}",
+            "no Debian package \"{package}\" for this host's release, or it cannot be \
+             installed:\n{}",
             tail(&output.stderr)
         );
         let mut packages = vec![package.to_string()];

@@ -147,6 +147,7 @@ pub fn run(args: Args) -> Result<u8> {
 }
 
 impl Vm {
+    /// Returns the options of a guest that these arguments describe.
     fn options(&self, spinner: &Spinner) -> Result<GuestOptions> {
         Ok(GuestOptions {
             machine: Machine::find(&self.machine)?,
@@ -158,6 +159,7 @@ impl Vm {
     }
 }
 
+/// `magpie lab run`: boots, runs the command, and returns its exit code.
 fn run_command(run: &Run) -> Result<u8> {
     let spinner = Spinner::new();
     let mut options = run.vm.options(&spinner)?;
@@ -205,7 +207,7 @@ fn run_command(run: &Run) -> Result<u8> {
         };
     });
     if scheduler.is_some() {
-        // First of all, because a scheduler that the kernel disabled explains a failed command.
+        // Before the command's own error, because a scheduler that the kernel disabled explains it.
         if let Ok(Some(exit)) = guest.scheduler_died() {
             bail!(
                 "the scheduler ended while the command ran\n{}",
@@ -299,6 +301,7 @@ fn guest_name(program: &Path) -> Result<String> {
     Ok(format!("/bin/{}", name.to_string_lossy()))
 }
 
+/// `magpie lab kernels`: lists the kernels of the lock file, and downloads them if asked to.
 fn list_kernels(args: &Kernels) -> Result<u8> {
     if args.download {
         let spinner = Spinner::new();
@@ -340,6 +343,7 @@ fn list_kernels(args: &Kernels) -> Result<u8> {
     Ok(0)
 }
 
+/// `magpie lab machines`: lists the presets.
 fn list_machines(args: &Machines) -> Result<u8> {
     let machines = Machine::presets();
     match &args.json {
@@ -355,6 +359,7 @@ fn list_machines(args: &Machines) -> Result<u8> {
     Ok(0)
 }
 
+/// `magpie lab check`: fails unless the guest sees the machine, and the machine keeps its promises.
 fn check_machine(args: &Check) -> Result<u8> {
     let spinner = Spinner::new();
     let options = args.vm.options(&spinner)?;
@@ -459,6 +464,7 @@ fn print_misses(counts: &MemoryCounts) {
     );
 }
 
+/// Writes JSON to where the user wants it.
 fn write_json(path: &Path, value: &serde_json::Value) -> Result<()> {
     files::write_output(path, format!("{value:#}\n").as_bytes())
 }

@@ -1,4 +1,4 @@
-//! The QEMU to run: the host's, or a newer one of the host's release, unpacked beside it.
+//! The QEMU to run: the host's, or a newer one from the backports of the host's release.
 //!
 //! QEMU before 8.1 is avoided, because its translator can keep a block that it translated while
 //! another vCPU rewrote the code. Linux rewrites its code often (static keys, also when a scheduler
@@ -61,8 +61,8 @@ impl Emulator {
     }
 }
 
-/// Returns the QEMU of the options, of `MAGPIE_QEMU`, of the host if it is new enough, or the
-/// private one. The host's old QEMU is the last resort: most guests survive it.
+/// Returns the QEMU that the options name, or `MAGPIE_QEMU`, or the host's if it is new enough, or
+/// that of the backports. The host's old QEMU is the last resort: most guests survive it.
 pub fn find(options: &GuestOptions) -> Result<Emulator> {
     if let Some(program) = &options.qemu_program {
         return Ok(Emulator::installed(program));
@@ -75,7 +75,7 @@ pub fn find(options: &GuestOptions) -> Result<Emulator> {
     if version.is_some_and(|version| version >= OLDEST_SAFE) {
         return Ok(installed);
     }
-    match (private(&options.progress), version) {
+    match (backported(&options.progress), version) {
         (Ok(emulator), _) => Ok(emulator),
         (Err(_), Some(_)) => Ok(installed),
         (Err(error), None) => Err(error.context(format!(
@@ -93,7 +93,7 @@ fn parse_version(text: &str) -> Option<(u32, u32)> {
 
 /// Returns the QEMU of the backports of the host's Debian release. The first call downloads and
 /// unpacks it into the lab's folder.
-pub fn private(progress: &Progress) -> Result<Emulator> {
+pub fn backported(progress: &Progress) -> Result<Emulator> {
     let release = apt::host_release().context("this host is not Debian")?;
     let root = files::lab_dir()?.join("qemu");
     let emulator = in_tree(&root);

@@ -220,7 +220,7 @@ impl Guest {
         &self.release
     }
 
-    /// Steps of the boot that failed and that a test may miss, such as a mount.
+    /// Steps of the boot that failed, such as a mount. A test may need what they would have set up.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -238,9 +238,8 @@ impl Guest {
         self.connection.qemu_mut().vcpu_threads()
     }
 
-    /// Stops a guest in virtual time until [`Guest::resume`]: while it idles, its time would run
-    /// ahead as fast as the host can. In real time this does nothing, because the guest's clock goes
-    /// on.
+    /// Stops a guest in virtual time until [`Guest::resume`]. Otherwise the time of an idle guest
+    /// would run ahead as fast as the host can. A guest in real time goes on, as its clock does.
     ///
     /// # Errors
     /// When QEMU has ended.
@@ -256,6 +255,7 @@ impl Guest {
         self.signal(Signal::SIGCONT)
     }
 
+    /// Sends a signal to the QEMU of a guest in virtual time.
     fn signal(&self, signal: Signal) -> Result<()> {
         if self.in_virtual_time {
             let pid = Pid::from_raw(self.qemu_pid() as i32);
@@ -287,6 +287,7 @@ impl Guest {
     }
 }
 
+/// Returns the end of a command's output, for an error.
 fn tail(output: &[u8]) -> String {
     text::last_lines(&String::from_utf8_lossy(output), LINES_SHOWN)
 }

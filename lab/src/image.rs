@@ -123,7 +123,7 @@ fn agent() -> Result<PathBuf> {
         .with_context(|| {
             format!(
                 "the guest agent magpie-guest is missing (looked at {}); build it with \
-             `cargo build -p magpie-guest` or name it in MAGPIE_GUEST",
+                 `cargo build -p magpie-guest` or name it in MAGPIE_GUEST",
                 places
                     .iter()
                     .map(|p| p.display().to_string())
@@ -133,6 +133,7 @@ fn agent() -> Result<PathBuf> {
         })
 }
 
+/// Returns the host's busybox.
 fn busybox() -> Result<PathBuf> {
     ["/bin/busybox", "/usr/bin/busybox"]
         .map(PathBuf::from)
@@ -141,6 +142,7 @@ fn busybox() -> Result<PathBuf> {
         .context("busybox is missing; install it with `apt-get install busybox-static`")
 }
 
+/// Returns the commands that busybox has.
 fn applets() -> Result<Vec<String>> {
     let list = Command::new(busybox()?)
         .arg("--list")
@@ -283,11 +285,12 @@ struct Tree {
 }
 
 impl Tree {
+    /// Adds an entry in place of an earlier one with that path.
     fn add(&mut self, path: &str, node: Node) {
         self.nodes.insert(merged(path), node);
     }
 
-    /// Adds a file of the host.
+    /// Adds a file of the host. Remembers a program or library, for [`Tree::libraries`].
     fn file(&mut self, path: &str, source: &Path) -> Result<()> {
         if is_elf(source)? {
             self.elf.insert(source.to_path_buf());
@@ -339,8 +342,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Adds the libraries of all ELF files so far, from the packages if they have them, else from
-    /// the host. A library that neither has fails here, where the message can name a remedy.
+    /// Adds the libraries of all ELF files so far that no package has, from the host. A library
+    /// that the host lacks too is an error here, where the message can name a remedy.
     fn libraries(&mut self, packages: &[PathBuf]) -> Result<()> {
         let architecture = std::env::consts::ARCH;
         let folder = format!("usr/lib/{architecture}-linux-gnu");

@@ -1,12 +1,12 @@
 //! Stock Debian kernels, one per series, as the lock file names them.
 //!
 //! `kernels.lock` has the packages of each series with their paths in the archive's pool and their
-//! hashes, so that everybody boots the same kernel. Versions leave the archive: if a locked package
+//! hashes, so that all users boot the same kernel. Versions leave the archive: if a locked package
 //! is gone, the newest kernel of its series replaces it in the lock file.
 //!
-//! Within a series, a build for a newer Debian wins (`+deb14` over `+deb13`), because from about
-//! 7.1 on no sched_ext program loads on a kernel whose BTF was made with pahole below 1.26, and
-//! that is what the backports are built with.
+//! Within a series, a build for a newer Debian wins (`+deb14` over `+deb13`). The backports are
+//! built with a pahole below 1.26, and from about 7.1 on no sched_ext program loads on a kernel
+//! with BTF of such a pahole.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -308,8 +308,8 @@ fn order(release: &str, series: &str) -> Option<(u32, u32)> {
     Some((debian.parse().ok()?, patch.parse().ok()?))
 }
 
-/// Returns the package with the kernel and the one with its configuration, as far as they are not
-/// the same, or `None` if one is not there.
+/// Returns the package that contains the kernel, and that with its configuration if it is another
+/// one. `None` if one of them is not there.
 fn packages_of(apt: &Apt, release: &str) -> Result<Option<Vec<Package>>> {
     let mut packages = Vec::new();
     for kind in ["linux-binary", "linux-image"] {
@@ -350,10 +350,10 @@ fn package(fields: &BTreeMap<String, String>) -> Result<Package> {
     })
 }
 
-/// Returns the package with the configuration of a kernel whose package with it has left the index
-/// but not the pool, as happens while the signed kernel is still listed. The index has no hash for
-/// it then: the hash of the first download is locked. Only a configuration is taken from it, no
-/// code.
+/// Returns the package `linux-base-*`, which contains a kernel's configuration, although the index
+/// no longer lists it, or `None` if the pool lacks it too. The index drops this package while the
+/// signed kernel is still listed, and with it the hash: the hash of the first download is locked.
+/// The lab takes a configuration from the package, and no code.
 fn unlisted_base(release: &str, version: &str) -> Result<Option<Package>> {
     let name = format!("linux-base-{release}");
     let path = format!("pool/main/l/linux/{name}_{version}_amd64.deb");

@@ -254,6 +254,23 @@ impl Machine {
         layout
     }
 
+    /// Returns the CPUs that are online when the guest is ready, in Linux's order.
+    pub(crate) fn online(&self) -> Vec<Cpu> {
+        let mut cpus = self.layout();
+        cpus.retain(|cpu| !self.offline.contains(&cpu.number));
+        cpus
+    }
+
+    /// Returns the table `[virtual_time]`.
+    ///
+    /// # Errors
+    /// When the machine has none.
+    pub(crate) fn time(&self) -> Result<&VirtualTime> {
+        self.virtual_time
+            .as_ref()
+            .with_context(|| format!("the machine {} is not in virtual time", self.name))
+    }
+
     /// Number of CPUs, offline ones included.
     pub fn cpus(&self) -> u32 {
         self.llc.iter().map(|l| l.count * l.cores * l.threads).sum()
@@ -262,6 +279,11 @@ impl Machine {
     /// Number of LLCs.
     pub(crate) fn llcs(&self) -> u32 {
         self.llc.iter().map(|l| l.count).sum()
+    }
+
+    /// Cores of the largest LLC. QEMU gives every LLC slots for as many.
+    pub(crate) fn most_cores(&self) -> u32 {
+        self.llc.iter().map(|l| l.cores).max().unwrap_or(1)
     }
 
     /// Number of nodes.

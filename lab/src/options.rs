@@ -19,7 +19,8 @@ pub enum Accelerator {
     Tcg,
 }
 
-/// Options of a guest and of its boot. `Default` boots the machine tiny2 with the newest locked kernel.
+/// Options of a guest and of its boot. `Default` boots the machine tiny2 with the newest locked
+/// kernel.
 #[derive(Debug, Clone)]
 pub struct GuestOptions {
     /// Shape of the machine, and its speed if it is in virtual time.

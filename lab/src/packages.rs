@@ -30,6 +30,8 @@ pub fn unpacked(packages: &[String], progress: &Progress) -> Result<Vec<PathBuf>
     Ok(folders)
 }
 
+/// Returns the folders of one package and of its dependencies that the host lacks. Downloads them
+/// unless the list of an earlier call holds.
 fn with_dependencies(package: &str, progress: &Progress) -> Result<Vec<PathBuf>> {
     let valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "+-.".contains(c);
     ensure!(
@@ -41,7 +43,7 @@ fn with_dependencies(package: &str, progress: &Progress) -> Result<Vec<PathBuf>>
          copy a program of the host with --copy instead",
     )?;
     let root = files::lab_dir()?.join("packages").join(&release);
-    // The list of the packages that one needs holds until the host's installed packages change.
+    // The list of an earlier call holds until the host's installed packages change.
     let installed = fs::metadata(STATUS)
         .and_then(|m| m.modified())
         .context("read dpkg's status")?;

@@ -149,6 +149,7 @@ impl Qemu {
         }
     }
 
+    /// Kills QEMU, and waits until it is gone.
     fn kill(&self) {
         let mut child = lock(&self.child);
         let _ = child.kill();
@@ -160,6 +161,7 @@ impl Qemu {
         self.accept(&self.agent, deadline)
     }
 
+    /// Returns QEMU's connection to a socket, at most until `deadline`. Fails once QEMU has ended.
     fn accept(&self, listener: &UnixListener, deadline: Instant) -> Result<UnixStream> {
         listener
             .set_nonblocking(true)

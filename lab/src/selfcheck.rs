@@ -1,15 +1,15 @@
 //! The self-check of a machine in virtual time: whether a guest measures the times that the
 //! machine's speed predicts.
 //!
-//! The program is `lab/vtime/check/vtime-check.c`; every guest in virtual time has it. Those of
-//! machines with memory have a second one, see [`run_memory`].
+//! The program is `lab/vtime/check/vtime-check.c`; every guest in virtual time has it. Guests of
+//! machines with memory have a second program, see [`run_memory`].
 
 mod memory;
 mod output;
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
 pub use self::memory::{Figure, MemoryCheck, run_memory};
@@ -52,10 +52,7 @@ pub struct SelfCheck {
 /// When the machine is not in virtual time, or the check does not finish within `timeout` (real
 /// time).
 pub fn run(guest: &mut Guest, machine: &Machine, timeout: Duration) -> Result<SelfCheck> {
-    let time = machine
-        .virtual_time
-        .as_ref()
-        .with_context(|| format!("the machine {} is not in virtual time", machine.name))?;
+    let time = machine.time()?;
     let argv = [
         "vtime-check".to_string(),
         time.mips.to_string(),

@@ -11,8 +11,8 @@ use anyhow::{Context, Result, ensure};
 use crate::guest::Guest;
 use crate::machine::{Cpu, Machine};
 
-/// Prints all files that are compared, as `FILE:LINE`. One command for all, because each command
-/// costs a round trip to the guest.
+/// A script that prints all files that are compared, as `FILE:LINE`. It is one command, because
+/// each command costs a round trip to the guest.
 const READ: &str = "cd /sys/devices/system; \
     grep -sH '' cpu/online cpu/present cpu/cpu[0-9]*/topology/thread_siblings_list \
         cpu/cpu[0-9]*/cache/index3/shared_cpu_list node/node[0-9]*/cpulist; \
@@ -30,7 +30,8 @@ pub fn differences(guest: &mut Guest, machine: &Machine) -> Result<Vec<String>> 
 /// CPUs by their numbers.
 type Group = BTreeSet<u32>;
 
-/// Compares the output of [`READ`] with a machine. Apart from the guest, so that it can be tested.
+/// Compares the output of [`READ`] with a machine. Takes text and no guest, so that a unit test can
+/// call it.
 fn compare(text: &str, machine: &Machine) -> Result<Vec<String>> {
     let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for line in text.lines() {
@@ -49,11 +50,7 @@ fn compare(text: &str, machine: &Machine) -> Result<Vec<String>> {
             .collect()
     };
     let layout = machine.layout();
-    let online: Vec<Cpu> = layout
-        .iter()
-        .filter(|cpu| !machine.offline.contains(&cpu.number))
-        .copied()
-        .collect();
+    let online = machine.online();
     let online_with = |shares: &dyn Fn(&Cpu) -> bool| -> Group {
         let sharing = online.iter().filter(|cpu| shares(cpu));
         sharing.map(|cpu| cpu.number).collect()

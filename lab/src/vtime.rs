@@ -55,10 +55,7 @@ const MOST_WITHOUT_REMAPPING: u32 = 255;
 /// and builds the plugin; later ones take milliseconds.
 pub(crate) fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
     let machine = &options.machine;
-    let time = machine
-        .virtual_time
-        .as_ref()
-        .context("the machine has no [virtual_time] table")?;
+    let time = machine.time()?;
     let threads = threads_per_core(machine)?;
     let emulator = find_emulator(options)?;
     let plugin = plugin::build(&options.progress)?;
@@ -68,7 +65,7 @@ pub(crate) fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
     options
         .files
         .push(plugin::check_program(&options.progress)?);
-    // Not in other guests: each file of an image takes instructions of the boot.
+    // Other guests do without this program: each file of an image takes instructions of the boot.
     if time.memory.is_some() {
         options
             .files
@@ -123,8 +120,8 @@ fn plugin_options(machine: &Machine, time: &VirtualTime, threads: u32) -> String
         time.hang_seconds
     );
     if let Some(memory) = &time.memory {
-        // QEMU numbers CPUs by slot, and gives each LLC as many slots as the largest one needs.
-        let slots = machine.llc.iter().map(|llc| llc.cores).max().unwrap_or(1);
+        // QEMU numbers CPUs in the order of slots, so the plugin must know those of an LLC.
+        let slots = machine.most_cores();
         let nodes = machine
             .llc
             .iter()
@@ -147,7 +144,7 @@ fn find_emulator(options: &GuestOptions) -> Result<Emulator> {
         return Ok(found);
     }
     let (major, minor) = OLDEST_QEMU;
-    let private = emulator::private(&options.progress).with_context(|| {
+    let backported = emulator::backported(&options.progress).with_context(|| {
         format!(
             "virtual time needs QEMU {major}.{minor} or later and {} is older: install one and \
              point MAGPIE_QEMU at it",
@@ -155,15 +152,15 @@ fn find_emulator(options: &GuestOptions) -> Result<Emulator> {
         )
     })?;
     ensure!(
-        is_new(&private),
+        is_new(&backported),
         "virtual time needs QEMU {major}.{minor} or later, and this host's backports have an older \
          one: install one and point MAGPIE_QEMU at it"
     );
-    Ok(private)
+    Ok(backported)
 }
 
 /// Returns the number of hardware threads of every core. The plugin finds siblings by their
-/// numbers, so it must be the same for all.
+/// numbers, so all cores must have the same number of threads.
 fn threads_per_core(machine: &Machine) -> Result<u32> {
     let threads = machine.llc[0].threads;
     ensure!(

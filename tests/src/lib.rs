@@ -10,6 +10,7 @@ pub mod scheduler;
 pub mod verifier;
 
 use anyhow::{Context, Result, ensure};
+use magpie_lab::vtime::batch::{self, Outcome};
 use magpie_lab::{Guest, GuestOptions, Machine};
 use std::ops::{Deref, DerefMut};
 use std::process::Command;
@@ -98,6 +99,7 @@ pub fn boot_alone(machine: &str, change: impl FnOnce(&mut GuestOptions)) -> Resu
     boot_in(HOST.take(Host::PARTS), &options)
 }
 
+/// Returns the options of a preset, with those that `change` sets.
 fn options(machine: &str, change: impl FnOnce(&mut GuestOptions)) -> Result<GuestOptions> {
     build_agent()?;
     let mut options = GuestOptions {
@@ -108,11 +110,24 @@ fn options(machine: &str, change: impl FnOnce(&mut GuestOptions)) -> Result<Gues
     Ok(options)
 }
 
+/// Boots a guest, which holds the share until it is dropped.
 fn boot_in(share: Share, options: &GuestOptions) -> Result<TestGuest> {
     Ok(TestGuest {
         guest: Some(Guest::boot(options)?),
         _share: share,
     })
+}
+
+/// Runs a shell script as a batch job on a machine in virtual time, as soon as a part of the host
+/// is free.
+pub fn run_batch(machine: &Machine, job: &str) -> Result<Outcome> {
+    build_agent()?;
+    let options = GuestOptions {
+        machine: machine.clone(),
+        ..GuestOptions::default()
+    };
+    let _share = share_of(machine);
+    batch::run(&options, job, scheduler::PATIENCE)
 }
 
 /// Waits for the part of the host that a guest on this machine needs.

@@ -75,10 +75,12 @@ pub fn boot_for_magpie_alone(machine: &str) -> Result<TestGuest> {
     boot_alone(machine, |options| add_magpie(options, files))
 }
 
+/// Returns the programs that every guest of these tests has.
 fn programs() -> Result<Vec<PathBuf>> {
     Ok(vec![program(MAGPIE)?, program("magpie-load")?])
 }
 
+/// Adds these programs and hackbench to a guest.
 fn add_magpie(options: &mut GuestOptions, files: Vec<PathBuf>) {
     options.files = files;
     options.packages = vec!["rt-tests".into()];
@@ -225,8 +227,8 @@ pub fn grown(before: &Value, after: &Value, counter: &str) -> Result<u64> {
     Ok(read(after)? - read(before)?)
 }
 
-/// Returns a line of a script that starts CPU hogs in a cgroup, by its path from the current folder.
-/// They run for a minute, or until the cgroup is killed.
+/// Returns a line of a script that starts CPU hogs in a cgroup, whose path is from the current
+/// folder. The hogs run for a minute, or until the cgroup is killed.
 pub fn hogs_in(cgroup: &str, count: u32) -> String {
     format!(
         "(echo 0 > {cgroup}/cgroup.procs; exec magpie-load hogs --count {count} --seconds 60) \

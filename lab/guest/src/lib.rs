@@ -72,7 +72,8 @@ pub enum Event {
         protocol: u32,
         /// `uname -r`.
         release: String,
-        /// Steps of the boot that failed and that a test may miss, such as a mount.
+        /// Steps of the boot that failed, such as a mount. A test may need what they would have set
+        /// up.
         warnings: Vec<String>,
     },
     /// Bytes that a command wrote.

@@ -39,6 +39,7 @@ fn main() {
     power_off();
 }
 
+/// Powers the guest off, which ends QEMU.
 fn power_off() -> ! {
     nix::unistd::sync();
     let error = nix::sys::reboot::reboot(nix::sys::reboot::RebootMode::RB_POWER_OFF);
@@ -46,6 +47,7 @@ fn power_off() -> ! {
     panic!("cannot power off: {error:?}");
 }
 
+/// Sets the guest up, says hello and serves the host.
 fn serve() -> Result<(), String> {
     run_above_all_schedulers();
     // SAFETY: the process has one thread, so no other reads the environment.
@@ -105,6 +107,7 @@ impl Agent {
         send(&mut self.port, event)
     }
 
+    /// Serves until the host asks for a shutdown or closes the port.
     fn run(&mut self) -> Result<(), String> {
         let mut mask = SigSet::empty();
         mask.add(Signal::SIGCHLD);
@@ -177,6 +180,7 @@ impl Agent {
         Ok(())
     }
 
+    /// Carries out a request. An answer that takes time comes later, from the main loop.
     fn handle(&mut self, request: Request) -> Result<(), String> {
         match request {
             Request::Exec { id, argv } => match Process::start(&argv) {

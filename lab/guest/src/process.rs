@@ -91,9 +91,9 @@ impl Process {
         });
     }
 
-    /// Reads the output that a child which has ended left in its pipes. It is at most a pipe's
-    /// capacity, for which a few of the rounds suffice. Their number is bounded, because a grandchild
-    /// that lives on may never stop writing.
+    /// Reads the output that a child has left in its pipes. Call it once the child has ended: the
+    /// output is then at most a pipe's capacity, for which a few of the rounds suffice. The number
+    /// of rounds is bounded, because a grandchild that lives on may never stop writing.
     pub fn drain_output(&mut self, sink: &mut dyn FnMut(Stream, &[u8])) {
         for _ in 0..64 {
             let mut some = false;

@@ -122,6 +122,7 @@ impl Scheduler {
         }
     }
 
+    /// Asks the agent to end the scheduler, and waits for the exit.
     fn end(&mut self, connection: &mut Connection) -> Result<SchedulerExit> {
         let id = connection.new_id();
         connection.send(&Request::StopScheduler { id })?;

@@ -1,4 +1,5 @@
-//! The `[virtual_time.memory]` table of a machine: what memory costs its CPUs. See `docs/memory.md`.
+//! The `[virtual_time.memory]` table of a machine: what memory costs its CPUs. See
+//! `docs/memory.md`.
 
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -6,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Most guest memory that the model takes: a cache entry of the plugin has 29 bits for a line.
 const MOST_MIB: u64 = 30 * 1024;
 
-/// The plugin locks lines in so many groups, and each set of an LLC must be in one of them.
+/// Groups of lines that the plugin locks together. Each set of an LLC must be in one of them.
 const LINE_LOCKS: u64 = 256;
 
 /// Bytes of a cache line.
@@ -80,8 +81,8 @@ pub struct Dram {
     pub remote: f64,
 }
 
-/// Shares, from 0 to 1, of a latency that accesses wait which a processor does not wait for in
-/// full. A load by a pointer that was just loaded, and a locked instruction, wait all of it.
+/// The share of its latency, from 0 to 1, that an access waits where a processor goes on meanwhile.
+/// A load by a pointer that was just loaded, and a locked instruction, wait for the whole latency.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Share {
@@ -123,8 +124,8 @@ impl Default for StringCost {
 }
 
 impl Memory {
-    /// Fails for every value that the plugin would refuse or that makes no sense. `memory_mib` is
-    /// the machine's memory.
+    /// Fails for every value that the plugin would refuse, and for caches and latencies in the
+    /// wrong order. `memory_mib` is the machine's memory.
     pub(super) fn check(&self, memory_mib: u64) -> Result<()> {
         let levels = [
             ("l1", self.l1.kib, self.l1.ways),

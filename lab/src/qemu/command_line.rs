@@ -37,7 +37,7 @@ const CPU: &str = "Skylake-Server";
 const NOT_IN_TCG: &str = "-monitor,-pcid,-tsc-deadline,-x2apic,-avx512bw,-avx512cd,-avx512dq,\
     -avx512f,-avx512vl,-hle,-invpcid,-rdseed,-rtm,-xsavec,-3dnowprefetch";
 
-/// QEMU's x86 machine has room for so many CPUs without interrupt remapping.
+/// CPUs that QEMU's x86 machine has room for without interrupt remapping.
 const MOST_SLOTS: u32 = 255;
 
 /// Words of every guest's kernel command line, each with its reason.
@@ -105,6 +105,7 @@ pub(super) fn arguments(
     Ok(all)
 }
 
+/// Returns the kernel's command line.
 fn kernel_command_line(options: &GuestOptions) -> String {
     let machine = &options.machine;
     let mut words: Vec<String> = CMDLINE.iter().map(|word| word.to_string()).collect();
@@ -124,9 +125,9 @@ fn kernel_command_line(options: &GuestOptions) -> String {
     words.join(" ")
 }
 
-/// Returns the ticks of the TSC in a jiffy. Otherwise the guest measures them on each CPU that comes
-/// up, which takes several jiffies of undisturbed time. A vCPU of a busy host does not get those: 64
-/// CPUs did not come up in minutes.
+/// Returns the ticks of the TSC in a jiffy. Without this number the guest measures it on each CPU
+/// that comes up, which takes several jiffies of undisturbed time. A vCPU of a busy host does not
+/// get those: 64 CPUs did not come up in minutes.
 fn loops_per_jiffy() -> Option<u64> {
     #[cfg(target_arch = "x86_64")]
     {
@@ -154,7 +155,7 @@ fn sockets_and_dies(machine: &Machine) -> (u32, u32) {
 /// machine has them.
 fn cpus(machine: &Machine, model: &str) -> Result<Vec<String>> {
     let (sockets, dies) = sockets_and_dies(machine);
-    let cores = machine.llc.iter().map(|llc| llc.cores).max().unwrap_or(1);
+    let cores = machine.most_cores();
     let threads = machine.llc.iter().map(|llc| llc.threads).max().unwrap_or(1);
     let slots = sockets * dies * cores * threads;
     // A larger machine in virtual time gets interrupt remapping (vtime.rs).

@@ -27,8 +27,10 @@ const PAIRS: usize = 3;
 /// Bytes of the string instructions that are measured. They fit into L1.
 const STRINGS: [u64; 2] = [4096, 16384];
 
-/// `memory-check` executes so many loads and other instructions in a round of its chase.
+/// Loads in a round of the chase's loop in `memory-check`.
 const LOADS: f64 = 8.0;
+
+/// Other instructions in that round.
 const OTHERS: f64 = 3.0;
 
 /// What a guest measured of its memory.
@@ -94,44 +96,143 @@ pub fn run_memory(
     memory: &Memory,
     timeout: Duration,
 ) -> Result<MemoryCheck> {
-    let time = machine
-        .virtual_time
-        .as_ref()
-        .with_context(|| format!("the machine {} is not in virtual time", machine.name))?;
-    let instruction_ns = 1000.0 / time.mips;
-    let cpus: Vec<Cpu> = machine
-        .layout()
-        .into_iter()
-        .filter(|cpu| !machine.offline.contains(&cpu.number))
-        .collect();
-    let mut measure = |arguments: &[String]| measure(guest, arguments, timeout);
+    let mut run = Run {
+        guest,
+        timeout,
+        memory,
+        instruction_ns: 1000.0 / machine.time()?.mips,
+        cpus: machine.online(),
+    };
     Ok(MemoryCheck {
-        chase: chase(&mut measure, memory, instruction_ns, &cpus)?,
-        transfers: transfers(&mut measure, memory, instruction_ns, &cpus)?,
-        strings: strings(&mut measure, memory, instruction_ns, &cpus)?,
+        chase: run.chase()?,
+        transfers: run.transfers()?,
+        strings: run.strings()?,
     })
 }
 
-/// Runs `memory-check` and returns the figures that it prints.
-fn measure(guest: &mut Guest, arguments: &[String], timeout: Duration) -> Result<Vec<f64>> {
-    let mut argv = vec!["memory-check".to_string()];
-    argv.extend_from_slice(arguments);
-    let text = output_of(guest, &argv, timeout, &[0])?;
-    let figures = text.lines().map(|line| line.trim().parse::<f64>());
-    figures
-        .collect::<Result<_, _>>()
-        .with_context(|| format!("{argv:?} printed no figures: {text}"))
+/// A run of the self-check, and what its predictions depend on.
+struct Run<'a> {
+    guest: &'a mut Guest,
+    timeout: Duration,
+    memory: &'a Memory,
+    instruction_ns: f64,
+    cpus: Vec<Cpu>,
 }
 
-/// A step of the chase: what it shows, so many KiB, and the latency that the table has for that.
+impl Run<'_> {
+    /// Runs `memory-check` and returns the figures that it prints.
+    fn measure(&mut self, arguments: &[String]) -> Result<Vec<f64>> {
+        let mut argv = vec!["memory-check".to_string()];
+        argv.extend_from_slice(arguments);
+        let text = output_of(self.guest, &argv, self.timeout, &[0])?;
+        let figures = text.lines().map(|line| line.trim().parse::<f64>());
+        figures
+            .collect::<Result<_, _>>()
+            .with_context(|| format!("{argv:?} printed no figures: {text}"))
+    }
+
+    /// The CPU that measures what one CPU measures alone.
+    fn last_cpu(&self) -> Cpu {
+        self.cpus[self.cpus.len() - 1]
+    }
+
+    /// Measures a load in a random walk through each of the sizes, and through memory of another
+    /// node if there is one.
+    fn chase(&mut self) -> Result<Vec<Figure>> {
+        let steps = steps(self.memory, self.instruction_ns);
+        let cpu = self.last_cpu();
+        let arguments = |home: &Cpu, sizes: &[u64]| -> Vec<String> {
+            let numbers = [u64::from(cpu.number), u64::from(home.number)];
+            let words = numbers.iter().chain(sizes).map(u64::to_string);
+            ["chase".to_string()].into_iter().chain(words).collect()
+        };
+        let sizes: Vec<u64> = steps.iter().map(|step| step.kib).collect();
+        let mut measured = self.measure(&arguments(&cpu, &sizes))?;
+        let mut all = steps;
+        if let Some(home) = self.cpus.iter().find(|home| home.node != cpu.node).copied() {
+            let kib = self.memory.llc.kib * 3;
+            measured.extend(self.measure(&arguments(&home, &[kib]))?);
+            all.push(Step {
+                what: format!("remote DRAM ({kib} KiB)"),
+                kib,
+                latency_ns: self.memory.dram_ns.remote,
+            });
+        }
+        ensure!(
+            measured.len() == all.len(),
+            "memory-check printed {} figures for {} sizes",
+            measured.len(),
+            all.len()
+        );
+        let instruction_ns = self.instruction_ns;
+        let figures = all
+            .into_iter()
+            .zip(measured)
+            .map(|(step, measured_ns)| Figure {
+                what: step.what,
+                measured_ns,
+                // A latency contains its load, and no load takes less than an instruction.
+                predicted_ns: step.latency_ns.max(instruction_ns) + instruction_ns * OTHERS / LOADS,
+                tolerance_percent: CHASE_PERCENT,
+            });
+        Ok(figures.collect())
+    }
+
+    /// Measures a write to a line that another CPU has written, at each distance that the machine
+    /// has.
+    fn transfers(&mut self) -> Result<Vec<Figure>> {
+        let mut figures = Vec::new();
+        for distance in distances(self.memory, &self.cpus) {
+            let mut measured = Vec::new();
+            for (a, b) in distance.pairs {
+                measured.extend(self.measure(&[
+                    "transfer".to_string(),
+                    a.to_string(),
+                    b.to_string(),
+                ])?);
+            }
+            measured.sort_by(f64::total_cmp);
+            if let Some(&measured_ns) = measured.get(measured.len() / 2) {
+                figures.push(Figure {
+                    what: distance.what.to_string(),
+                    // The program prints the difference to an own line, which takes an instruction.
+                    measured_ns: measured_ns + self.instruction_ns,
+                    predicted_ns: distance.latency_ns,
+                    tolerance_percent: TRANSFER_PERCENT,
+                });
+            }
+        }
+        Ok(figures)
+    }
+
+    /// Measures string instructions that clear memory in L1.
+    fn strings(&mut self) -> Result<Vec<Figure>> {
+        let cpu = self.last_cpu().number.to_string();
+        let mut arguments = vec!["copy".to_string(), cpu];
+        arguments.extend(STRINGS.map(|bytes| bytes.to_string()));
+        let figures = STRINGS.into_iter().zip(self.measure(&arguments)?);
+        Ok(figures
+            .map(|(bytes, measured_ns)| Figure {
+                what: format!("rep stosb of {bytes} bytes"),
+                measured_ns,
+                predicted_ns: self.memory.string.start_ns
+                    + bytes as f64 / self.memory.string.bytes_per_ns
+                    + self.instruction_ns,
+                tolerance_percent: STRING_PERCENT,
+            })
+            .collect())
+    }
+}
+
+/// A step of the chase: its name, its size, and the latency that the table has for that size.
 struct Step {
     what: String,
     kib: u64,
     latency_ns: f64,
 }
 
-/// The sizes of a chase: of each level its plateau, and just below and above each knee. A level
-/// that is hardly larger than the one before has no plateau.
+/// Returns the sizes of a chase: in the plateau of each level, and below and above each knee. A
+/// level that is hardly larger than the one before has no plateau.
 fn steps(memory: &Memory, l1_ns: f64) -> Vec<Step> {
     let (l1, l2, llc) = (memory.l1.kib, memory.l2.kib, memory.llc.kib);
     let levels = [
@@ -154,50 +255,6 @@ fn steps(memory: &Memory, l1_ns: f64) -> Vec<Step> {
         }
     }
     steps
-}
-
-fn chase(
-    measure: &mut dyn FnMut(&[String]) -> Result<Vec<f64>>,
-    memory: &Memory,
-    instruction_ns: f64,
-    cpus: &[Cpu],
-) -> Result<Vec<Figure>> {
-    let steps = steps(memory, instruction_ns);
-    let cpu = cpus[cpus.len() - 1];
-    let arguments = |home: &Cpu, sizes: &[u64]| -> Vec<String> {
-        let numbers = [u64::from(cpu.number), u64::from(home.number)];
-        let words = numbers.iter().chain(sizes).map(u64::to_string);
-        ["chase".to_string()].into_iter().chain(words).collect()
-    };
-    let sizes: Vec<u64> = steps.iter().map(|step| step.kib).collect();
-    let mut measured = measure(&arguments(&cpu, &sizes))?;
-    let mut all = steps;
-    if let Some(home) = cpus.iter().find(|home| home.node != cpu.node) {
-        let kib = memory.llc.kib * 3;
-        measured.extend(measure(&arguments(home, &[kib]))?);
-        all.push(Step {
-            what: format!("remote DRAM ({kib} KiB)"),
-            kib,
-            latency_ns: memory.dram_ns.remote,
-        });
-    }
-    ensure!(
-        measured.len() == all.len(),
-        "memory-check printed {} figures for {} sizes",
-        measured.len(),
-        all.len()
-    );
-    let figures = all
-        .into_iter()
-        .zip(measured)
-        .map(|(step, measured_ns)| Figure {
-            what: step.what,
-            measured_ns,
-            // A latency contains its load, and no load takes less than an instruction.
-            predicted_ns: step.latency_ns.max(instruction_ns) + instruction_ns * OTHERS / LOADS,
-            tolerance_percent: CHASE_PERCENT,
-        });
-    Ok(figures.collect())
 }
 
 /// Returns up to [`PAIRS`] pairs of CPUs for which `is_so`, spread over the machine.
@@ -238,58 +295,6 @@ fn distances(memory: &Memory, cpus: &[Cpu]) -> [Distance; 4] {
         }),
         distance("other node", ns.other_node, &|a, b| a.node != b.node),
     ]
-}
-
-fn transfers(
-    measure: &mut dyn FnMut(&[String]) -> Result<Vec<f64>>,
-    memory: &Memory,
-    instruction_ns: f64,
-    cpus: &[Cpu],
-) -> Result<Vec<Figure>> {
-    let mut figures = Vec::new();
-    for distance in distances(memory, cpus) {
-        let mut measured = Vec::new();
-        for (a, b) in distance.pairs {
-            measured.extend(measure(&[
-                "transfer".to_string(),
-                a.to_string(),
-                b.to_string(),
-            ])?);
-        }
-        measured.sort_by(f64::total_cmp);
-        if let Some(&measured_ns) = measured.get(measured.len() / 2) {
-            figures.push(Figure {
-                what: distance.what.to_string(),
-                // The program prints the difference to an own line, which takes an instruction.
-                measured_ns: measured_ns + instruction_ns,
-                predicted_ns: distance.latency_ns,
-                tolerance_percent: TRANSFER_PERCENT,
-            });
-        }
-    }
-    Ok(figures)
-}
-
-fn strings(
-    measure: &mut dyn FnMut(&[String]) -> Result<Vec<f64>>,
-    memory: &Memory,
-    instruction_ns: f64,
-    cpus: &[Cpu],
-) -> Result<Vec<Figure>> {
-    let cpu = cpus[cpus.len() - 1].number.to_string();
-    let mut arguments = vec!["copy".to_string(), cpu];
-    arguments.extend(STRINGS.map(|bytes| bytes.to_string()));
-    let figures = STRINGS.into_iter().zip(measure(&arguments)?);
-    Ok(figures
-        .map(|(bytes, measured_ns)| Figure {
-            what: format!("rep stosb of {bytes} bytes"),
-            measured_ns,
-            predicted_ns: memory.string.start_ns
-                + bytes as f64 / memory.string.bytes_per_ns
-                + instruction_ns,
-            tolerance_percent: STRING_PERCENT,
-        })
-        .collect())
 }
 
 #[cfg(test)]

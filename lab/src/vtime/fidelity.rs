@@ -45,7 +45,8 @@ pub struct Fidelity {
     pub real_mips: f64,
     /// How often a vCPU was found beyond the end of its turn by more than a translated block.
     pub windows_broken: u64,
-    /// How far beyond at most, in virtual nanoseconds. Up to a quantum where a turn was shortened.
+    /// How far a vCPU was found beyond the end of its turn at most, in virtual nanoseconds. Up to a
+    /// quantum where a turn was shortened.
     pub beyond_turn_max_ns: i64,
     /// How late a timer was served at most, in virtual nanoseconds.
     pub timer_late_max_ns: i64,
@@ -141,11 +142,6 @@ impl MemoryCounts {
             ("DRAM", self.dram),
             ("remote DRAM", self.remote_dram),
         ]
-    }
-
-    /// Virtual nanoseconds that all accesses waited.
-    pub fn stall_ns(&self) -> u64 {
-        self.sources().iter().map(|(_, s)| s.stall_ns).sum()
     }
 }
 

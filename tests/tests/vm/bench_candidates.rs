@@ -17,8 +17,8 @@ const ROUNDS: usize = 2;
 /// Nanoseconds; no kernel has this by default.
 const SLICE: f64 = 3_100_000.0;
 
-/// Figures that are no times, but the state of the kernel while the workload runs. A flag is one
-/// more than it is, because a result of zero is a failure.
+/// A workload whose figures are no times, but the state of the kernel while it runs. One is added
+/// to each flag, because the bench takes a figure of zero for a failure.
 const WORK: &str = r#"
 [[workload]]
 name = 'state'

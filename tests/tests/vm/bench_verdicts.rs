@@ -138,8 +138,8 @@ fn the_same_is_called_the_same_and_five_percent_are_found() -> Result<()> {
     println!("{different} of {} differ from themselves", 3 * RUNS);
     ensure!(different <= RUNS, "{different} differ from themselves");
 
-    // Only of the loop that is alone on its CPU, whose time repeats within a per mille. The time of six
-    // loops on four CPUs does not, so six rounds of them cannot show 5 %.
+    // The loop that is alone on its CPU repeats within a per mille. Six loops on four CPUs do not,
+    // so six rounds of those cannot show 5 %.
     for run in 0..RUNS {
         let slower = relation("loop", "slower", run)?;
         ensure!(

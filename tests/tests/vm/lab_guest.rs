@@ -17,7 +17,8 @@ fn within(began: Instant, seconds: u64) -> Result<()> {
     Ok(())
 }
 
-/// Runs a script whose end the guest must not report, and returns the error.
+/// Runs a script of which the guest cannot report a result, because it takes too long or the guest
+/// dies, and returns the error.
 fn error_of(guest: &mut Guest, script: &str, limit: Duration) -> String {
     let result = guest.exec(&shell_argv(script), limit, &mut |_, _| {});
     let error = result.expect_err("the guest reported the end of the script");

@@ -1,36 +1,17 @@
 //! The lab starts and stops schedulers in guests, on every kernel of `kernels.lock`, and explains
-//! why one ended.
-//!
-//! The scheduler is scx_magpie, as `cargo build --release` left it.
+//! why one ended. The scheduler is scx_magpie.
 
 use anyhow::{Context, Result, bail, ensure};
-use magpie_lab::{KernelChoice, Stream, files, guest, kernel};
+use magpie_lab::{KernelChoice, Stream, guest, kernel};
 use magpie_tests::boot;
-use std::path::PathBuf;
+use magpie_tests::scheduler::{MAGPIE, program, words};
 use std::time::Duration;
 
 const SHORT: Duration = Duration::from_secs(60);
-const SCHEDULER: &str = "scx_magpie";
-
-/// Returns the scheduler that `cargo build --release` made.
-fn scheduler() -> Result<PathBuf> {
-    let tree = files::source_tree().context("the tests run in the source tree")?;
-    let file = tree.join("target/release").join(SCHEDULER);
-    ensure!(
-        file.is_file(),
-        "{} is missing; `cargo build --release -p {SCHEDULER}` makes it",
-        file.display()
-    );
-    Ok(file)
-}
-
-fn command() -> Vec<String> {
-    vec![SCHEDULER.to_string()]
-}
 
 #[test]
 fn a_scheduler_starts_works_and_stops_on_every_kernel() -> Result<()> {
-    let scheduler = scheduler()?;
+    let scheduler = program(MAGPIE)?;
     for series in kernel::SERIES {
         let mut guest = boot("tiny2", |options| {
             options.kernel = KernelChoice::Series(series.to_string());
@@ -45,7 +26,7 @@ fn a_scheduler_starts_works_and_stops_on_every_kernel() -> Result<()> {
         );
         assert_eq!(guest.capture(&state, SHORT)?.trim(), "disabled");
         for _ in 0..2 {
-            guest.start_scheduler(&command())?;
+            guest.start_scheduler(&words(MAGPIE))?;
             let found = guest.capture(&state, SHORT)?;
             if found.trim() != "enabled" {
                 let exit = guest.scheduler_died()?;
@@ -67,10 +48,7 @@ fn a_scheduler_starts_works_and_stops_on_every_kernel() -> Result<()> {
                 "hackbench printed no time"
             );
             if let Some(exit) = guest.scheduler_died()? {
-                bail!(
-                    "kernel {series}: {SCHEDULER} died: {}",
-                    guest::explain(&exit)
-                );
+                bail!("kernel {series}: {MAGPIE} died: {}", guest::explain(&exit));
             }
             let exit = guest.stop_scheduler()?;
             ensure!(exit.code == 0 && exit.state == "disabled", "{exit:?}");
@@ -82,9 +60,9 @@ fn a_scheduler_starts_works_and_stops_on_every_kernel() -> Result<()> {
 
 #[test]
 fn the_lab_says_why_the_kernel_ended_a_scheduler() -> Result<()> {
-    let scheduler = scheduler()?;
+    let scheduler = program(MAGPIE)?;
     let mut guest = boot("tiny2", |options| options.files = vec![scheduler])?;
-    guest.start_scheduler(&command())?;
+    guest.start_scheduler(&words(MAGPIE))?;
     // SysRq-S tells the kernel to put all tasks back to the fair class.
     guest.capture(&["sh", "-c", "echo S > /proc/sysrq-trigger"], SHORT)?;
     let exit = guest
@@ -105,16 +83,16 @@ fn the_lab_says_why_the_kernel_ended_a_scheduler() -> Result<()> {
         "the scheduler is still there after its exit was taken"
     );
     guest
-        .start_scheduler(&command())
+        .start_scheduler(&words(MAGPIE))
         .context("start another scheduler in the same guest")?;
     Ok(())
 }
 
 #[test]
 fn the_lab_says_why_a_scheduler_cannot_start() -> Result<()> {
-    let scheduler = scheduler()?;
+    let scheduler = program(MAGPIE)?;
     let mut guest = boot("tiny2", |options| options.files = vec![scheduler])?;
-    let argv = [SCHEDULER, "--no-such-option"].map(str::to_string);
+    let argv = [MAGPIE, "--no-such-option"].map(str::to_string);
     let error = guest
         .start_scheduler(&argv)
         .expect_err("an unknown option")
@@ -128,9 +106,9 @@ fn the_lab_says_why_a_scheduler_cannot_start() -> Result<()> {
         .expect_err("missing")
         .to_string();
     ensure!(error.contains("scx_none"), "{error}");
-    guest.start_scheduler(&command())?;
+    guest.start_scheduler(&words(MAGPIE))?;
     let error = guest
-        .start_scheduler(&command())
+        .start_scheduler(&words(MAGPIE))
         .expect_err("one at a time")
         .to_string();
     ensure!(error.contains("already running"), "{error}");

@@ -5,8 +5,8 @@ use anyhow::{Result, ensure};
 use magpie_lab::{Machine, topology};
 use std::time::Duration;
 
-/// Boots a preset and compares what the guest sees with it. Compares it with another preset too,
-/// which must differ, or the comparison would show nothing.
+/// Fails unless a guest on the preset sees the preset, and differs from another preset: without the
+/// second comparison, one that always passes would not be noticed.
 fn check(name: &str) -> Result<()> {
     let machine = Machine::preset(name)?;
     let mut guest = magpie_tests::boot(name, |options| {

@@ -28,7 +28,7 @@ fn following(guest: &mut Guest) -> Result<Following> {
     Ok(all)
 }
 
-/// The interrupts and the workqueue mask must be on CPUs 0 and 1, as far as they can be moved.
+/// Fails unless the workqueue mask and some interrupts have changed, all of them to CPUs 0 and 1.
 fn must_have_followed(before: &Following, now: &Following) -> Result<()> {
     let moved = now
         .iter()
@@ -121,7 +121,7 @@ fn cpus_of(guest: &mut Guest, file: &str, looks: u32) -> Result<Vec<u32>> {
     numbers.with_context(|| format!("CPUs of hogs: {text}"))
 }
 
-/// Returns how long the hogs of a file have run together, in clock ticks.
+/// Returns the CPU time of the hogs of a file together, in clock ticks.
 fn ran(guest: &mut Guest, file: &str) -> Result<u64> {
     let script = format!("for hog in $(cat {file}); do cut -d ' ' -f 14 /proc/$hog/stat; done");
     let text = shell(guest, &script)?;
@@ -306,7 +306,7 @@ fn everything_is_put_back_after_a_kill_and_after_an_error() -> Result<()> {
     })?;
     must_have_kept(&allowed, &affinities(&mut guest)?)?;
 
-    // Now the kernel ends the scheduler, not the user.
+    // Now the kernel ends the scheduler, as after an error.
     guest.start_scheduler(&words("scx_magpie --preferred 0-1"))?;
     shell(
         &mut guest,

@@ -1,9 +1,9 @@
 //! Stealing: a CPU's average idle time (avg_idle) is within 10 % of the truth, however its idle
 //! periods end.
 //!
-//! An exec ends no idle period by itself, because the kernel moves no sched_ext task at an exec. So
-//! the fork before the exec ends it, as when a shell starts a program. A push ends one as a steal
-//! does: the idle CPU is kicked and steals.
+//! The case `exec` is a fork and an exec, as when a shell starts a program: the fork ends the idle
+//! period, because the kernel moves no sched_ext task at an exec. A push is not tested by itself,
+//! because it ends an idle period as a steal does: the idle CPU is kicked and steals.
 
 use anyhow::{Context, Result, ensure};
 use magpie_tests::scheduler::{boot_for_magpie, json, number, under};

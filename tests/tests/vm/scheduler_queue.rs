@@ -1,6 +1,6 @@
-//! The queue: a task that a message wakes does not pass tasks that are as far as it is, so more
-//! messages come before it runs, and it takes many at once. So two busy CPUs switch at most twice as
-//! often as under the kernel's own scheduler.
+//! The queue: a task that a message wakes does not pass queued tasks that have the same vruntime.
+//! More messages arrive before it runs, and it takes many at once, so two busy CPUs switch at most
+//! twice as often as under the kernel's own scheduler.
 
 use anyhow::{Result, ensure};
 use magpie_bench::stats::median;

@@ -36,8 +36,8 @@ fn boot_tiny(series: &str) -> Result<TestGuest> {
     })
 }
 
-/// Kernels differ in their verifiers. Switches differ in the code that the verifier sees, because
-/// they are constants and it removes what they switch off.
+/// Kernels differ in their verifiers. Switches differ in the code that the verifier sees: they are
+/// constants, and the verifier removes code that they switch off.
 #[test]
 fn it_works_on_every_kernel_and_with_every_switch() -> Result<()> {
     let switches = switches()?;
@@ -152,8 +152,8 @@ fn capabilities_of_the_unit() -> Result<Vec<String>> {
         .collect()
 }
 
-/// As root with the capabilities of the unit and no others it runs, moves workqueues and interrupts, and
-/// puts them back. Without any one of them it says what is missing.
+/// As root with the capabilities of the unit and no others, scx_magpie runs, moves workqueues and
+/// interrupts, and puts them back. Without any one of these capabilities it says what is missing.
 #[test]
 fn the_capabilities_of_the_unit_are_enough_and_needed() -> Result<()> {
     let kept = capabilities_of_the_unit()?;
@@ -199,8 +199,8 @@ fn the_capabilities_of_the_unit_are_enough_and_needed() -> Result<()> {
     guest.into_guest().shutdown()
 }
 
-/// `check` names each mechanism, says which are active and why others are not, and names a scheduler
-/// that runs.
+/// `scx_magpie check` says which mechanisms would be active and why others would not, and names a
+/// scheduler that runs.
 #[test]
 fn check_says_what_would_be_active() -> Result<()> {
     let mut guest = boot_for_magpie("tiny2", |_| {})?;

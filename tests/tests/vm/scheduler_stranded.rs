@@ -42,8 +42,8 @@ fn nothing_is_stranded_behind_a_realtime_task() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |options| {
         options.files.push(PathBuf::from("/usr/bin/chrt"));
     })?;
-    // They start after idle-watch. Each `timeout` is not real-time, and runs on other CPUs, so that
-    // it can end its hog.
+    // The hogs start after idle-watch. Each `timeout` is no real-time task and may run on any CPU,
+    // so that it can end its hog.
     let hogs = "sleep 0.7; for cpu in 1 2; do \
                 (timeout 1 taskset -c $cpu chrt -f 50 magpie-load burn; echo $?) & done; wait";
     let watch_beside_hogs = |guest: &mut Guest| {

@@ -33,8 +33,8 @@ fn end_load(guest: &mut Guest) -> Result<()> {
 #[test]
 fn it_survives_cpu_hotplug_under_load() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
-    // Offline when the scheduler starts, which then cannot see the CPU's caches and must serve it
-    // later.
+    // CPU 5 is offline when the scheduler starts. The scheduler then cannot see the CPU's caches,
+    // and must serve it later.
     set_online(&mut guest, 5, false)?;
     under(&mut guest, MAGPIE, |guest| {
         start_load(guest, "hackbench -g 1 -l 100")?;
@@ -67,8 +67,8 @@ fn it_survives_cpu_hotplug_under_load() -> Result<()> {
             for cpu in [4, 5, 6, 7] {
                 set_online(guest, cpu, online)?;
             }
-            // Beside hackbench each hog's share is a tenth of a CPU. In less than 0.6 s that would
-            // be so few slices that chance decides.
+            // Beside hackbench each hog's share is a tenth of a CPU. In less than 0.6 s chance
+            // would decide, because that is too few slices.
             must_progress(guest, "--count 10 --seconds 0.6", 0.04)?;
         }
         end_load(guest)
@@ -104,7 +104,7 @@ fn it_survives_changes_of_tasks_fork_storms_and_cpusets() -> Result<()> {
         must_progress(guest, yielders, 0.02)?;
         must_progress(guest, "--count 3 --cpus 2 --yielding 3 --seconds 0.3", 0.05)?;
 
-        // Real-time tasks hold two CPUs for a second; hogs that may run elsewhere do.
+        // Real-time tasks hold two CPUs for a second. Hogs run on the other CPUs meanwhile.
         let realtime = "for cpu in 2 6; do (timeout 1 taskset -c $cpu chrt -f 50 \
             magpie-load burn) >/dev/null 2>&1 & done";
         shell(guest, realtime)?;

@@ -1,6 +1,6 @@
-//! cpu-max: no parked task is left behind if it waits for longer than the kernel's watchdog allows,
-//! is killed, leaves the cgroup, gets another affinity or limit, if its CPU goes offline, or if the
-//! scheduler ends.
+//! cpu-max: no parked task is left behind, whether it waits for longer than the kernel's watchdog
+//! allows, is killed, leaves the cgroup, or gets another affinity or limit, or whether its CPU goes
+//! offline or the scheduler ends.
 
 use anyhow::{Result, ensure};
 use magpie_lab::Guest;
@@ -40,7 +40,7 @@ fn a_small_limit_for_many_tasks_strands_none() -> Result<()> {
             .map(str::parse)
             .collect::<Result<_, _>>()?;
         println!("50 ms until a killed cgroup was empty: {looks:?}");
-        // A killed task is parked until the end of a period of 100 ms, and then waits for the
+        // A killed task stays parked until the period of 100 ms ends, and then waits for the
         // others.
         ensure!(looks.iter().all(|looks| *looks <= 6), "{looks:?}");
         Ok(())

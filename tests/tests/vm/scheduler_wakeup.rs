@@ -21,7 +21,7 @@ struct Situation {
     without: &'static [u32],
 }
 
-/// In each the task's previous CPU is 2. In all but the first, the sibling of CPU 2 is busy.
+/// In each situation the task's previous CPU is 2. In all but the first one, its sibling is busy.
 const SITUATIONS: [Situation; 6] = [
     Situation {
         step: "wake_previous",
@@ -71,7 +71,8 @@ fn woken_on(found: &Value, cpus: &[u32]) -> Result<u64> {
     Ok(cpus.iter().filter_map(of).sum())
 }
 
-/// Wakes a task that slept on CPU 2 twenty times, and returns where it woke.
+/// Lets a task sleep on CPU 2 and be woken, [`ROUNDS`] times. Returns how often it woke on which
+/// CPU.
 fn wake(guest: &mut Guest, options: &str) -> Result<Value> {
     json(
         guest,
@@ -79,8 +80,8 @@ fn wake(guest: &mut Guest, options: &str) -> Result<Value> {
     )
 }
 
-/// Fails unless the task wakes on one of these CPUs nine times of ten. Kernel threads use CPUs too,
-/// so it is not always.
+/// Fails unless the task wakes on one of these CPUs nine times of ten. Now and then a kernel thread
+/// uses the CPU, and the task wakes elsewhere.
 fn must_wake_on(guest: &mut Guest, options: &str, cpus: &[u32]) -> Result<()> {
     let found = wake(guest, options)?;
     println!("{options}: {}", found["cpus"]);
@@ -136,8 +137,9 @@ fn sharing(guest: &mut Guest, scheduler: &str, arguments: &str) -> Result<f64> {
 fn busy_threads_do_not_share_a_core_beside_an_idle_one() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     let naps = ["--seconds 1 --threads 3", "--seconds 2 --threads 4"].map(str::to_owned);
-    // Eight attempts, because some succeed by chance: when such a thread waits behind a kernel
-    // thread, an idle CPU steals it, with any switch (in six of fifteen attempts).
+    // Eight attempts, because chance can separate the threads of one: when a thread waits behind a
+    // kernel thread, an idle CPU steals it. That happens without the mechanism too, in six of
+    // fifteen attempts.
     let never = [1, 2, 3, 4, 5, 6, 7, 8]
         .map(|seed| format!("--seconds 0.4 --threads 3 --burst-us 1100000 --seed {seed}"));
     for loads in [&naps[..], &never] {
@@ -156,9 +158,10 @@ fn busy_threads_do_not_share_a_core_beside_an_idle_one() -> Result<()> {
     guest.into_guest().shutdown()
 }
 
-/// Returns the 95th percentile of request latencies over their median. It is high if two workers
-/// share a core, which then has 0.6 of its speed for each. It is the worst of eight attempts,
-/// because the forks may by chance have placed each worker on a core of its own.
+/// Returns the 95th percentile of request latencies, divided by their median: the worst of eight
+/// attempts. Two workers that share a core make the quotient high, because each then runs at 0.6 of
+/// its speed. One attempt shows little, because the forks may have placed each worker on a core of
+/// its own.
 fn tail(guest: &mut Guest, scheduler: &str) -> Result<f64> {
     let mut tails = Vec::new();
     let command = "magpie-load latency --json --threads 4 --seconds 0.3";
@@ -186,7 +189,8 @@ fn workers_do_not_share_cores_although_their_waker_needs_a_cpu() -> Result<()> {
     guest.into_guest().shutdown()
 }
 
-/// A single mask for the whole machine would be written twice per idle period.
+/// CPUs write to shared cache lines at most twice in five idle periods. A single idle mask for the
+/// whole machine would be written twice in each.
 #[test]
 fn going_idle_writes_little_that_is_shared() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;

@@ -2,11 +2,10 @@
 //! reports a hang with the state of each vCPU.
 
 use anyhow::{Context, Result, ensure};
-use magpie_lab::selfcheck;
-use magpie_lab::vtime::batch;
-use magpie_lab::{GuestOptions, Machine};
+use magpie_lab::vtime::batch::Outcome;
+use magpie_lab::{Machine, selfcheck};
 use magpie_tests::scheduler::PATIENCE;
-use magpie_tests::{boot, build_agent, share_of, shell_argv};
+use magpie_tests::{boot, run_batch, shell_argv};
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -58,30 +57,24 @@ fn idle_time_costs_nothing() -> Result<()> {
 
 #[test]
 fn a_deterministic_machine_repeats_itself() -> Result<()> {
-    build_agent()?;
     let mut machine = Machine::find("vt4")?;
     machine
         .virtual_time
         .as_mut()
         .context("vt4 is in virtual time")?
         .deterministic = true;
-    let options = GuestOptions {
-        machine,
-        ..GuestOptions::default()
-    };
-    let _share = share_of(&options.machine);
     // Forks, pipes and wakeups on all CPUs; the statistics show the clock to the nanosecond.
     let job = "for i in 1 2 3 4 5 6; do (seq 2000 | sort -n | md5sum) & done; wait; \
                grep cpu /proc/stat; cat /proc/schedstat; grep . /proc/uptime";
-    let first = batch::run(&options, job, PATIENCE)?;
-    let second = batch::run(&options, job, PATIENCE)?;
+    let first = run_batch(&machine, job)?;
+    let second = run_batch(&machine, job)?;
     assert_eq!(first.code, 0, "{}", first.output);
     ensure!(first.output.lines().count() > 10, "{}", first.output);
     assert_eq!(first.output, second.output);
     assert_eq!(first.fidelity.instructions, second.fidelity.instructions);
     // The number of turns may differ: vCPUs get the last ones while QEMU, which is not in virtual
     // time, shuts down.
-    let each = |outcome: &batch::Outcome| -> Vec<u64> {
+    let each = |outcome: &Outcome| -> Vec<u64> {
         let vcpus = outcome.fidelity.vcpus.iter();
         vcpus.map(|vcpu| vcpu.instructions).collect()
     };
@@ -91,13 +84,8 @@ fn a_deterministic_machine_repeats_itself() -> Result<()> {
 
 #[test]
 fn a_batch_job_has_an_exit_code() -> Result<()> {
-    build_agent()?;
-    let options = GuestOptions {
-        machine: Machine::find("vt4")?,
-        ..GuestOptions::default()
-    };
-    let _share = share_of(&options.machine);
-    let outcome = batch::run(&options, "echo out; echo err >&2; exit 3", PATIENCE)?;
+    let machine = Machine::find("vt4")?;
+    let outcome = run_batch(&machine, "echo out; echo err >&2; exit 3")?;
     assert_eq!(outcome.code, 3);
     assert_eq!(outcome.output, "out\nerr\n");
     assert_eq!(outcome.fidelity.end, "exit");
@@ -133,8 +121,8 @@ fn a_hang_is_reported_with_each_cpu() -> Result<()> {
             time.hang_seconds = 3;
         }
     })?;
-    // Stops the thread of one vCPU, which then looks as after a fault of the plugin. Only ptrace
-    // can stop a single thread; it may, because QEMU is a child of this process.
+    // Stops the thread of one vCPU, as a fault of the plugin would. Only ptrace can stop a single
+    // thread, and this process may use it, because QEMU is its child.
     let thread = Pid::from_raw(guest.qemu_threads()?[1] as i32);
     ensure!(
         Path::new(&format!("/proc/{}/task/{thread}", guest.qemu_pid())).exists(),
@@ -145,8 +133,8 @@ fn a_hang_is_reported_with_each_cpu() -> Result<()> {
         ptrace::seize(thread, ptrace::Options::empty()).context("ptrace a vCPU's thread")?;
         ptrace::interrupt(thread).context("stop a vCPU's thread")?;
         stopped.send(()).context("tell that it is stopped")?;
-        // Waits until the thread has ended: before its tracer has seen that, QEMU's parent cannot
-        // reap it.
+        // Waits until the thread has ended: QEMU's parent cannot reap QEMU before this tracer has
+        // seen the thread's end.
         while let Ok(status) = waitpid(thread, Some(WaitPidFlag::__WALL)) {
             if matches!(status, WaitStatus::Exited(..) | WaitStatus::Signaled(..)) {
                 break;

@@ -1,12 +1,12 @@
-//! Machines with memory: a guest measures the latencies of the machine's table, a guest of a machine
-//! without memory does not, and a deterministic machine repeats its misses.
+//! Machines with memory: a guest measures the latencies of the machine's table, a guest on a
+//! machine without the table measures others, and a deterministic machine repeats its misses.
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::selfcheck::{self, MemoryCheck};
-use magpie_lab::vtime::{batch, memory_program};
-use magpie_lab::{GuestOptions, Machine, Memory, Progress};
+use magpie_lab::vtime::memory_program;
+use magpie_lab::{Machine, Memory, Progress};
 use magpie_tests::scheduler::PATIENCE;
-use magpie_tests::{boot, build_agent, share_of};
+use magpie_tests::{boot, run_batch};
 
 /// The memory of the small preset that the tests use.
 fn small_memory() -> Result<Memory> {
@@ -15,6 +15,7 @@ fn small_memory() -> Result<Memory> {
         .context("vt8-mem has memory")
 }
 
+/// Returns the figures that are too far from their predictions, one a line.
 fn wrong(check: &MemoryCheck) -> String {
     let all = [&check.chase, &check.transfers, &check.strings];
     let wrong = all.into_iter().flatten().filter(|figure| !figure.holds());
@@ -51,7 +52,7 @@ fn memory_costs_what_the_table_says() -> Result<()> {
     guest.into_guest().shutdown()
 }
 
-/// The same check, so that the one above is known to need the model.
+/// The same check must fail without the table, or the test above would show nothing.
 #[test]
 fn without_the_table_memory_costs_nothing() -> Result<()> {
     let program = memory_program(&Progress::default())?;
@@ -72,21 +73,15 @@ fn without_the_table_memory_costs_nothing() -> Result<()> {
 
 #[test]
 fn a_deterministic_machine_repeats_its_misses() -> Result<()> {
-    build_agent()?;
     let mut machine = Machine::find("vt2")?;
     let time = machine.virtual_time.as_mut();
     let time = time.context("vt2 is in virtual time")?;
     time.deterministic = true;
     time.memory = Some(small_memory()?);
-    let options = GuestOptions {
-        machine,
-        ..GuestOptions::default()
-    };
-    let _share = share_of(&options.machine);
     let job = "for i in 1 2 3; do (seq 2000 | sort -n | md5sum) & done; wait; \
                grep cpu /proc/stat; cat /proc/schedstat; grep . /proc/uptime";
-    let first = batch::run(&options, job, PATIENCE)?;
-    let second = batch::run(&options, job, PATIENCE)?;
+    let first = run_batch(&machine, job)?;
+    let second = run_batch(&machine, job)?;
     assert_eq!(first.code, 0, "{}", first.output);
     assert_eq!(first.output, second.output);
     let misses = first.fidelity.memory.context("a machine with memory")?;
