@@ -21,7 +21,14 @@
 /* QEMU 9.2 and later have version 4. The functions used here exist since version 3. */
 EXPORT int qemu_plugin_version = 4;
 
-struct options options = {
+struct options options;
+struct counters counters;
+bool is_active;
+
+/* The options as they are read. set_options() gives them their types. */
+static struct {
+	double mips, window_ns, quantum, smt_factor, threads, turns, deterministic, tsc_mhz, hang_s;
+} numbers = {
 	.mips = 500,
 	.window_ns = 5000,
 	.quantum = 1000,
@@ -30,50 +37,21 @@ struct options options = {
 	.tsc_mhz = 2000,
 	.hang_s = 60,
 };
-struct counters counters;
-bool is_active;
-
-static bool parse_number(const char *text, double least, double most, double *value)
-{
-	char *end;
-
-	errno = 0;
-	*value = strtod(text, &end);
-	return !errno && end != text && !*end && *value >= least && *value <= most;
-}
 
 static const struct number_option number_options[] = {
-	{ "mips", 1, 100000, NULL },	 { "window", 100, 1e9, NULL },
-	{ "quantum", 10, 1e9, NULL },	 { "smt_factor", 0.05, 1, NULL },
-	{ "threads", 1, 8, NULL },	 { "turns", 0, MAX_VCPUS, NULL },
-	{ "deterministic", 0, 1, NULL }, { "tsc_mhz", 100, 10000, NULL },
-	{ "hang", 1, 86400, NULL },	 { 0 },
+	{ "mips", 1, 100000, &numbers.mips },
+	{ "window", 100, 1e9, &numbers.window_ns },
+	{ "quantum", 10, 1e9, &numbers.quantum },
+	{ "smt_factor", 0.05, 1, &numbers.smt_factor },
+	{ "threads", 1, 8, &numbers.threads },
+	{ "turns", 0, MAX_VCPUS, &numbers.turns },
+	{ "deterministic", 0, 1, &numbers.deterministic },
+	{ "tsc_mhz", 100, 10000, &numbers.tsc_mhz },
+	{ "hang", 1, 86400, &numbers.hang_s },
+	{ 0 },
 };
 
-/* Set an option that has a type of its own and so no `value`. */
-static void set_number(const char *name, double value)
-{
-	if (!strcmp(name, "mips"))
-		options.mips = value;
-	else if (!strcmp(name, "window"))
-		options.window_ns = value;
-	else if (!strcmp(name, "quantum"))
-		options.quantum = value;
-	else if (!strcmp(name, "smt_factor"))
-		options.smt_factor = value;
-	else if (!strcmp(name, "threads"))
-		options.threads = value;
-	else if (!strcmp(name, "turns"))
-		options.turns = value;
-	else if (!strcmp(name, "deterministic"))
-		options.deterministic = value != 0;
-	else if (!strcmp(name, "tsc_mhz"))
-		options.tsc_mhz = value;
-	else if (!strcmp(name, "hang"))
-		options.hang_s = value;
-}
-
-/* Return the option whose name is the first `length` characters of @name, or NULL. */
+/* Return the option of a table whose name is the first `length` characters of @name, or NULL. */
 static const struct number_option *find_number(const struct number_option *o, const char *name,
 					       size_t length)
 {
@@ -83,39 +61,38 @@ static const struct number_option *find_number(const struct number_option *o, co
 	return NULL;
 }
 
-/* Set the option NAME=NUMBER of that text; @value is at the '='. Return false if there is none. */
-static bool parse_number_option(const char *text, const char *value)
+/* Set an option from the text NAME=NUMBER. Return false, with a message, if the number is wrong. */
+static bool set_number(const struct number_option *o, const char *text)
 {
-	const struct number_option *o = find_number(number_options, text, value - text);
-	double number;
+	const char *number = strchr(text, '=') + 1;
+	char *end;
 
-	if (!o)
-		o = find_number(memory_number_options, text, value - text);
-	if (!o)
-		return false;
-	if (!parse_number(value + 1, o->least, o->most, &number)) {
-		fprintf(stderr, "magpie-vtime: %s: a number from %g to %g is needed\n", text,
-			o->least, o->most);
-		return false;
-	}
-	if (o->value)
-		*o->value = number;
-	else
-		set_number(o->name, number);
-	return true;
+	errno = 0;
+	*o->value = strtod(number, &end);
+	if (!errno && end != number && !*end && *o->value >= o->least && *o->value <= o->most)
+		return true;
+	fprintf(stderr, "magpie-vtime: %s: a number from %g to %g is needed\n", text, o->least,
+		o->most);
+	return false;
 }
 
+/* Set an option from its text. Return false, with a message, if there is no such option. */
 static bool parse_option(const char *text)
 {
 	const char *value = strchr(text, '=');
+	const struct number_option *number = NULL;
 
+	if (value)
+		number = find_number(number_options, text, value - text);
+	if (value && !number)
+		number = find_number(memory_number_options, text, value - text);
+	if (number)
+		return set_number(number, text);
 	if (value && !strncmp(text, "report=", 7)) {
 		options.report = strdup(value + 1);
 		return true;
 	}
 	if (value && !strncmp(text, "llc_nodes=", 10) && memory_set_nodes(value + 1))
-		return true;
-	if (value && parse_number_option(text, value))
 		return true;
 	fprintf(stderr,
 		"magpie-vtime: unknown option %s; there are: report=FILE, llc_nodes=N-N-...", text);
@@ -135,7 +112,23 @@ static unsigned int host_cpus(void)
 	return sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
 }
 
-/* Fill in the number of turns. Return false, with a message, if options contradict each other. */
+/* Give the numbers that were read their types, and the number of turns its default. */
+static void set_options(void)
+{
+	options.mips = numbers.mips;
+	options.window_ns = numbers.window_ns;
+	options.quantum = numbers.quantum;
+	options.smt_factor = numbers.smt_factor;
+	options.threads = numbers.threads;
+	options.tsc_mhz = numbers.tsc_mhz;
+	options.hang_s = numbers.hang_s;
+	options.deterministic = numbers.deterministic != 0;
+	options.turns = options.deterministic ? 1 : numbers.turns;
+	if (!options.turns)
+		options.turns = host_cpus();
+}
+
+/* Return false, with a message, if options contradict each other. */
 static bool check_options(void)
 {
 	const double slowest_ns = options.quantum * 1000.0 / options.mips / options.smt_factor;
@@ -152,8 +145,6 @@ static bool check_options(void)
 		fprintf(stderr, "magpie-vtime: %s\n", memory_fault());
 		return false;
 	}
-	if (!options.turns || options.deterministic)
-		options.turns = options.deterministic ? 1 : host_cpus();
 	return true;
 }
 
@@ -191,6 +182,7 @@ EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, int
 	for (int i = 0; i < argc; i++)
 		if (!parse_option(argv[i]))
 			return -1;
+	set_options();
 	if (!check_options())
 		return -1;
 	if (!info->system_emulation || info->system.max_vcpus > MAX_VCPUS) {

@@ -119,7 +119,7 @@ struct counters {
 struct number_option {
 	const char *name;
 	double least, most;
-	double *value; /* NULL: set_number() of main.c sets an option of another type */
+	double *value;
 };
 
 /* Sources of lines: enum source of memory.h. */
