@@ -134,3 +134,29 @@ fn make(sources: &Path, result: &Path) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use walkdir::WalkDir;
+
+    use super::SOURCES;
+
+    /// An installed program builds from [`SOURCES`] alone, and a build in the source tree does too.
+    #[test]
+    fn all_sources_are_embedded() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("vtime");
+        let mut files = BTreeSet::new();
+        for entry in WalkDir::new(&folder) {
+            let entry = entry.expect("lab/vtime can be read");
+            if entry.file_type().is_file() {
+                let name = entry.path().strip_prefix(&folder).expect("is below it");
+                files.insert(name.to_string_lossy().into_owned());
+            }
+        }
+        let embedded: BTreeSet<_> = SOURCES.iter().map(|(name, _)| name.to_string()).collect();
+        assert_eq!(files, embedded);
+    }
+}

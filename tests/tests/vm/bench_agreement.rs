@@ -14,9 +14,8 @@ const PIPES_AGREE: f64 = 3.0;
 
 /// Prints the figures of several runs of each program in microseconds, and fails if they are more
 /// than `within` percent apart: if the ranges of the two programs leave a larger gap. The ranges
-/// tell how much a figure of one program differs from run to run: by 0.3 % for a median, and by 30
-/// % for a 99th percentile beside a hog, because one wakeup in a hundred meets a tick or waits for
-/// it.
+/// tell how much a figure of one program differs from run to run: a median by 0.3 %, but a 99th
+/// percentile beside a hog by 30 %, because one wakeup in a hundred meets a tick or waits for it.
 fn agrees(what: &str, ours: &[f64], theirs: &[f64], within: f64) -> Result<()> {
     let least = |runs: &[f64]| runs.iter().copied().fold(f64::INFINITY, f64::min);
     let most = |runs: &[f64]| runs.iter().copied().fold(0.0, f64::max);

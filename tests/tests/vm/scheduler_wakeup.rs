@@ -21,7 +21,7 @@ struct Situation {
     without: &'static [u32],
 }
 
-/// In each situation the task's previous CPU is 2. In all but the first one, its sibling is busy.
+/// In each situation the task's previous CPU is 2. In all but the first, CPU 2's sibling is busy.
 const SITUATIONS: [Situation; 6] = [
     Situation {
         step: "wake_previous",
