@@ -9,12 +9,13 @@ pub mod limit;
 pub mod scheduler;
 pub mod verifier;
 
-use anyhow::{Context, Result, ensure};
-use magpie_lab::vtime::batch::{self, Outcome};
-use magpie_lab::{Guest, GuestOptions, Machine};
 use std::ops::{Deref, DerefMut};
 use std::process::Command;
 use std::sync::{Condvar, Mutex, Once, PoisonError};
+
+use anyhow::{Context, Result, ensure};
+use magpie_lab::vtime::batch::{self, Outcome};
+use magpie_lab::{Guest, GuestOptions, Machine};
 
 static HOST: Host = Host {
     free: Mutex::new(Host::PARTS),

@@ -1,15 +1,16 @@
 //! Limits each vCPU of a guest to a known share of a CPU, as an overcommitted host does.
 
-use anyhow::{Context, Result, ensure};
-use magpie_lab::Guest;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use magpie_lab::Guest;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 const PERIOD_US: u64 = 100_000;
 

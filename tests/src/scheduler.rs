@@ -5,14 +5,16 @@
 //! the load of the host, so one run can be held against a bar of 1 %, and a single task that waits
 //! beside an idle CPU for longer than a tick is a fault of the scheduler.
 
-use crate::{TestGuest, boot, boot_alone};
-use anyhow::{Context, Result, bail, ensure};
-use magpie_lab::{Guest, GuestOptions, files, guest};
-use serde_json::Value;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use magpie_lab::{Guest, GuestOptions, files, guest};
+use serde_json::Value;
+
+use crate::{TestGuest, boot, boot_alone};
 
 /// The scheduler under test.
 pub const MAGPIE: &str = "scx_magpie";

@@ -1,12 +1,13 @@
 //! The lab's guests: output and exit codes arrive, and a guest that panics, hangs or does not boot
 //! is an error with a reason, within a bounded time.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, ensure};
 use magpie_lab::{Guest, GuestOptions, KernelChoice, Stream};
 use magpie_tests::{boot, shell_argv};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::time::{Duration, Instant};
 
 const SHORT: Duration = Duration::from_secs(30);
 

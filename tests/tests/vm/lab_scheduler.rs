@@ -1,11 +1,12 @@
 //! The lab starts and stops schedulers in guests, on every kernel of `kernels.lock`, and explains
 //! why one ended. The scheduler is scx_magpie.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail, ensure};
 use magpie_lab::{KernelChoice, Stream, guest, kernel};
 use magpie_tests::boot;
 use magpie_tests::scheduler::{MAGPIE, program, words};
-use std::time::Duration;
 
 const SHORT: Duration = Duration::from_secs(60);
 

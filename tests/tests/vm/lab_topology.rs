@@ -1,9 +1,10 @@
 //! A guest on each functional preset sees the cores, caches, nodes and scheduling domains of the
 //! preset.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use magpie_lab::{Machine, topology};
-use std::time::Duration;
 
 /// Fails unless a guest on the preset sees the preset, and differs from another preset: without the
 /// second comparison, one that always passes would not be noticed.

@@ -1,6 +1,8 @@
 //! Preferred CPUs: tasks, interrupts and workqueues use them, no affinity changes, and interrupts
 //! and workqueues are back where they were however the scheduler ends.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
 use magpie_tests::TestGuest;
@@ -8,7 +10,6 @@ use magpie_tests::scheduler::{
     VT8, boot_for_magpie, counters, grown, json, set_online, shell, under, words,
 };
 use serde_json::Value;
-use std::collections::BTreeMap;
 
 /// The CPUs of everything that follows the preferred ones, by file: interrupts, and the mask of
 /// unbound workqueues.

@@ -2,11 +2,12 @@
 //! right. The host withholds a known share of each vCPU, and the estimate must be near it. In an
 //! idle guest the estimate must be near zero.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
 use magpie_tests::limit::Limit;
 use magpie_tests::scheduler::{boot_for_magpie_alone, json, number, shell, under};
-use std::time::{Duration, Instant};
 
 const SCHEDULER: &str = "scx_magpie --preferred off --period 1000";
 const PERIODS: u32 = 6;

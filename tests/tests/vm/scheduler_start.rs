@@ -1,6 +1,8 @@
 //! scx_magpie starts and ends as it should: on each kernel of `kernels.lock`, with each switch,
 //! while another scheduler runs, without permission, and stopped by each signal.
 
+use std::process::Command;
+
 use anyhow::{Context, Result, ensure};
 use magpie_bench::candidate;
 use magpie_lab::{Guest, KernelChoice, SchedulerExit, kernel};
@@ -8,7 +10,6 @@ use magpie_tests::scheduler::{
     MAGPIE, boot_for_magpie, code_and_output, program, shell, under, words,
 };
 use magpie_tests::{TestGuest, verifier};
-use std::process::Command;
 
 /// Returns every switch that `--help` names.
 fn switches() -> Result<Vec<String>> {

@@ -1,10 +1,11 @@
 //! No queued task waits for longer than a tick while a CPU that it may use is idle: such a task is
 //! *stranded*. In virtual time the host delays no vCPU, so a single stranded task is a fault.
 
+use std::path::PathBuf;
+
 use anyhow::{Result, bail, ensure};
 use magpie_lab::Guest;
 use magpie_tests::scheduler::{MAGPIE, VT8, boot_for_magpie, code_and_output, shell, under};
-use std::path::PathBuf;
 
 /// Runs loads and watches them. Returns whether any task was stranded, and the report.
 fn watch(guest: &mut Guest, arguments: &str) -> Result<(bool, String)> {

@@ -2,13 +2,14 @@
 //! affinity, cpuset, nice value and policy, fork storms, tasks that yield all the time, and
 //! real-time tasks.
 
+use std::path::PathBuf;
+
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
 use magpie_tests::scheduler::{
     MAGPIE, VT8, boot_for_magpie, json, number, set_online, shell, under,
 };
 use serde_json::Value;
-use std::path::PathBuf;
 
 /// Runs hogs, each of which must get at least `least` seconds of CPU time.
 fn must_progress(guest: &mut Guest, arguments: &str, least: f64) -> Result<Value> {

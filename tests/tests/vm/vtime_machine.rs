@@ -1,6 +1,10 @@
 //! The virtual-time machine keeps time, repeats a deterministic run, ends when it is told to, and
 //! reports a hang with the state of each vCPU.
 
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, ensure};
 use magpie_lab::vtime::batch::Outcome;
 use magpie_lab::{Machine, selfcheck};
@@ -10,9 +14,6 @@ use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
-use std::path::Path;
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
 
 /// Fails unless the self-check holds on a machine, and no timer was late by more than a window.
 fn keeps_time(name: &str) -> Result<()> {
