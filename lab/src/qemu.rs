@@ -55,6 +55,7 @@ pub fn abandon_all() {
     }
 }
 
+/// Locks a mutex, also after a thread that held it has panicked: what it guards stays valid.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

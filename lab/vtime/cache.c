@@ -31,6 +31,7 @@ void *memory_zeroed(size_t bytes)
 	return p;
 }
 
+/* Make an empty cache of that size. */
 void cache_init(struct cache *k, uint64_t bytes, uint32_t ways)
 {
 	k->ways = ways;
@@ -38,6 +39,7 @@ void cache_init(struct cache *k, uint64_t bytes, uint32_t ways)
 	k->entries = memory_zeroed((size_t)k->sets * ways * sizeof(*k->entries));
 }
 
+/* Return the set of a line: its first entry. */
 static uint32_t *set_of(const struct cache *k, uint32_t line)
 {
 	return k->entries + (size_t)(line % k->sets) * k->ways;

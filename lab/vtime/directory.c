@@ -48,6 +48,7 @@ static struct cache llcs[MAX_LLCS];
 static uint64_t *directory;
 static struct padded_lock line_locks[LINE_LOCKS];
 
+/* Take a spinlock. */
 static void take(uint32_t *word)
 {
 	unsigned int tries = 0;
@@ -153,6 +154,7 @@ static bool core_share(struct core *core, uint32_t line)
 	return in_l2;
 }
 
+/* Return true if the core's L2, and so perhaps its L1, has the line. */
 static bool core_has(struct core *core, uint32_t line)
 {
 	bool has;
@@ -171,6 +173,7 @@ static enum source distance(const struct core *a, const struct core *b)
 	return a->node == b->node ? FROM_OTHER_LLC : FROM_OTHER_NODE;
 }
 
+/* Return the source with the longer latency. */
 static enum source dearer(enum source a, enum source b)
 {
 	return memory_options.ns[a] >= memory_options.ns[b] ? a : b;
@@ -334,6 +337,7 @@ void directory_fill(struct core *core, uint32_t line, bool writable)
 	cache_insert(&core->l1, line, flags);
 }
 
+/* Make the cores, their caches, the LLCs and an empty directory, as the options say. */
 void directory_init(void)
 {
 	const struct memory_options *o = &memory_options;

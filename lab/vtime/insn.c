@@ -22,6 +22,7 @@ struct decoded {
 	bool has_lock, has_rep;
 };
 
+/* Advance to the opcode, and note the prefixes that matter. */
 static void skip_prefixes(struct decoded *d)
 {
 	for (; d->at < d->size; d->at++) {
@@ -51,6 +52,7 @@ static enum insn_kind kind_of_system(const struct decoded *d)
 	return INSN_PLAIN;
 }
 
+/* Return the kind of an instruction: the table above. */
 enum insn_kind insn_kind(const struct qemu_plugin_insn *insn)
 {
 	struct decoded d = { 0 };

@@ -52,6 +52,7 @@ void futex_wake(uint32_t *word)
 	syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
+/* The monotonic clock is virtual, the others stay the host's. */
 EXPORT int clock_gettime(clockid_t id, struct timespec *t)
 {
 	int64_t now;

@@ -175,6 +175,7 @@ static void at_exit(qemu_plugin_id_t id, void *userdata)
 	report_write("exit");
 }
 
+/* QEMU calls this before it makes the machine. Return 0, or -1 after a message. */
 EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, int argc, char **argv)
 {
 	const char *preload = getenv("LD_PRELOAD");

@@ -30,6 +30,7 @@ static int wake_fd = -1;
 static int polled[MAX_POLLED];
 static size_t nr_polled;
 
+/* Called in the thread that becomes QEMU's main loop. */
 void mainloop_init(void)
 {
 	main_thread = pthread_self();

@@ -139,6 +139,7 @@ static uint64_t ram_bytes(void)
 	return (uint64_t)memory_options.ram_mib << 20;
 }
 
+/* Return how much memory is below 4 GiB. */
 static uint64_t low_bytes(void)
 {
 	if (ram_bytes() >= MOST_LOW)
@@ -332,6 +333,7 @@ __attribute__((noinline)) static void look_up(unsigned int index, uint32_t info,
 	charge(index, info, vaddr, access, source);
 }
 
+/* A load is free if the front has the line, whether or not the line may be written. */
 static void load(unsigned int index, uint32_t info, uint64_t vaddr, void *userdata)
 {
 	struct cpu_memory *c = &cpus[index];
@@ -350,6 +352,7 @@ static bool front_may_write(struct cpu_memory *c, uint64_t vaddr)
 	return READ_ONCE(*front_slot(c, vaddr)) == (tag_of(c, vaddr) | TAG_WRITABLE);
 }
 
+/* A store is free if the front has the line with the right to write. */
 static void store(unsigned int index, uint32_t info, uint64_t vaddr, void *userdata)
 {
 	(void)userdata;
@@ -365,6 +368,7 @@ static void locked(unsigned int index, uint32_t info, uint64_t vaddr, void *user
 		look_up(index, info, vaddr, LOCKED);
 }
 
+/* Before a string instruction that writes: charge what it costs whatever its length. */
 static void copy_begins(unsigned int index, void *userdata)
 {
 	struct cpu_memory *c = &cpus[index];
@@ -375,6 +379,7 @@ static void copy_begins(unsigned int index, void *userdata)
 	stall(c, &vcpus[index], ps);
 }
 
+/* A store of such an instruction: charge its bytes, and then the store itself. */
 static void copy_store(unsigned int index, uint32_t info, uint64_t vaddr, void *userdata)
 {
 	struct cpu_memory *c = &cpus[index];
@@ -414,12 +419,14 @@ static void forget_user(struct cpu_memory *c)
 	}
 }
 
+/* Before a load of CR3. */
 static void space_changes(unsigned int index, void *userdata)
 {
 	(void)userdata;
 	forget_user(&cpus[index]);
 }
 
+/* Before an invlpg, or a change of CR0 or CR4: make the front forget everything. */
 static void translation_changes(unsigned int index, void *userdata)
 {
 	struct cpu_memory *c = &cpus[index];
@@ -537,6 +544,7 @@ const char *memory_fault(void)
 	return NULL;
 }
 
+/* Make the model as the options say, and give each vCPU its core. */
 void memory_init(void)
 {
 	const struct memory_options *o = &memory_options;

@@ -25,6 +25,7 @@ static bool is_busy(const struct vcpu *v)
 	return state == VCPU_RUNNING || state == VCPU_READY || state == VCPU_WORKING;
 }
 
+/* Return true if another thread of the vCPU's core is busy. */
 static bool has_busy_sibling(const struct vcpu *v)
 {
 	const unsigned int index = v - vcpus;

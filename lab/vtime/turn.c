@@ -305,6 +305,7 @@ static void become_ready(struct vcpu *v, int64_t at_ns)
 	}
 }
 
+/* No vCPU has started, and every local time is the epoch. */
 void turn_init(void)
 {
 	for (size_t i = 0; i < MAX_VCPUS; i++) {

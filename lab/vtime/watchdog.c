@@ -93,6 +93,7 @@ static void *watch(void *unused)
 	return NULL;
 }
 
+/* Start the watchdog's thread, and take SIGUSR2. */
 void watchdog_start(void)
 {
 	struct sigaction action = { .sa_handler = want_report, .sa_flags = SA_RESTART };

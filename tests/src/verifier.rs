@@ -78,6 +78,7 @@ fn differences(before: &Counts, now: &Counts) -> Vec<String> {
         .collect()
 }
 
+/// The path of the baseline.
 fn path() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("verifier.json")
 }

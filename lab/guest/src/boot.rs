@@ -96,6 +96,7 @@ fn offline_cpus(cmdline: &str) -> Vec<u32> {
         .collect()
 }
 
+/// Brings up lo, which workloads with sockets need.
 fn bring_up_loopback() -> Result<(), String> {
     if_nametoindex("lo").map_err(|e| e.to_string())?;
     let socket = std::net::UdpSocket::bind("0.0.0.0:0").map_err(|e| e.to_string())?;

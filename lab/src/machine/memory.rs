@@ -205,6 +205,7 @@ impl Memory {
         Ok(())
     }
 
+    /// Fails unless every share is one, and strings cost what the plugin takes.
     fn check_shares(&self) -> Result<()> {
         let shares = [
             ("overlapped", self.share.overlapped),

@@ -103,6 +103,7 @@ fn built(progress: &Progress) -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// Writes the embedded sources into a folder.
 fn write_sources(folder: &Path) -> Result<()> {
     fs::create_dir(folder.join("check")).context("cannot create a folder to build in")?;
     for (name, text) in SOURCES {
@@ -111,6 +112,7 @@ fn write_sources(folder: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Builds the sources into `result`.
 fn make(sources: &Path, result: &Path) -> Result<()> {
     ensure!(
         cfg!(all(target_arch = "x86_64", target_os = "linux")),

@@ -34,6 +34,7 @@ metric = [
 ]
 "#;
 
+/// Boots a guest for each kernel and kernel command line that the candidates ask for.
 fn boot(machine: &Machine, candidates: &[Candidate]) -> Result<Guests> {
     Guests::boot(candidates, |boot| {
         Ok(GuestOptions {

@@ -26,6 +26,7 @@ fn start_load(guest: &mut Guest, command: &str) -> Result<()> {
     shell(guest, &script).map(|_| ())
 }
 
+/// Ends the command that [`start_load`] started.
 fn end_load(guest: &mut Guest) -> Result<()> {
     let script = "kill $(cat /tmp/load); killall hackbench; true";
     shell(guest, script).map(|_| ())
