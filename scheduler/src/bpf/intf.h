@@ -2,7 +2,7 @@
 /*
  * intf.h - limits, events, settings and topology: shared by the BPF side and user space.
  *
- * Only plain C types on which bindgen and the BPF compiler agree. User space writes the topology
+ * Only plain C types, on which bindgen and the BPF compiler agree. User space writes the topology
  * before the load. The BPF side counts events per CPU, and user space adds them up.
  */
 #ifndef __MAGPIE_INTF_H
@@ -66,16 +66,16 @@ enum magpie_event {
 	EVENT_STEAL_LLC, /* task taken from the own LLC */
 	EVENT_STEAL_NODE, /* task taken from another LLC of the node */
 	EVENT_STEAL_REMOTE, /* task taken from another node */
-	EVENT_STEAL_GATED, /* search not made: shorter idle than its cost */
+	EVENT_STEAL_GATED, /* search ended at the gate: the CPU idles for less than the rest costs */
 	EVENT_STEAL_LOOK, /* attempt to take a task from another CPU's queue */
 	EVENT_STEAL_NS, /* time spent in searches, ns */
 	EVENT_STEAL_FOUND_NS, /* time spent in searches that found a task, ns */
-	EVENT_ROTATE, /* task pulled by a busy CPU to even out service */
+	EVENT_ROTATE, /* task pulled by a busy CPU to even out CPU time */
 	EVENT_TURN, /* scan of the other LLCs by the CPU on balance duty */
 	EVENT_KICK_IDLE, /* idle CPU kicked to take a waiting task */
-	EVENT_PUSH, /* ... because a task was requeued */
+	EVENT_PUSH, /* idle CPU kicked because a task was requeued; counted as KICK_IDLE, too */
 	EVENT_BACKOFF, /* task moved away from a CPU that is not preferred */
-	EVENT_RESCUE, /* CPU found work in its queue while going idle */
+	EVENT_RESCUE, /* task found at the last moment, which had been queued unseen */
 	EVENT_SHARE_UPDATE, /* shares of all cgroups calculated */
 	EVENT_SHARE_NS, /* time spent on that, ns */
 	EVENT_CGROUP_LUMPED, /* cgroup beyond MAX_CGROUPS, counted as the root */
@@ -122,12 +122,12 @@ struct preferred_status {
 };
 
 /*
- * Where a CPU is. User space writes it for every possible CPU, and guesses for CPUs that are offline
- * at the start.
+ * Where a CPU is. User space writes an entry for every possible CPU, and guesses those of CPUs that
+ * are offline at the start.
  *
  * A *place* is a CPU's index in an order in which SMT siblings are adjacent, then the CPUs of an
- * LLC, then the LLCs of a node. Each LLC begins at a multiple of CPUS_PER_LINE, so no two LLCs share
- * a line of a sparsemask.
+ * LLC, then the LLCs of a node. Each LLC begins at a multiple of CPUS_PER_LINE, so no two LLCs
+ * share a line of a sparsemask.
  */
 struct cpu_topology {
 	u16 place;

@@ -2,8 +2,8 @@
 /*
  * main.bpf.c - the operations of scx_magpie: calls of its mechanisms.
  *
- * One translation unit, because separate BPF objects cost about one per cent and limit the number of
- * arguments. Each file uses only files before it. Read in this order:
+ * One translation unit, because separate BPF objects cost about one per cent of speed and limit the
+ * number of arguments. Each file uses only files before it. Read in this order:
  *
  *   intf.h                    limits, events, topology: shared with user space
  *   portable/                 arithmetic, also compiled and tested natively
@@ -25,7 +25,7 @@
  *   place/fork.bpf.h          fork: in which LLC a new task's search begins
  *   place/wakeup.bpf.h        wakeup: where a woken task runs
  *   place/spread.bpf.h        spread: a running task finds an idle core
- *   balance/avg_idle.bpf.h    steal: an average idle time that is true
+ *   balance/avg_idle.bpf.h    steal: how long this CPU idles
  *   balance/steal.bpf.h       steal: an idle CPU takes a waiting task
  *   balance/balance.bpf.h     balance: busy CPUs even out
  *   balance/push.bpf.h        push: a requeued task wakes an idle CPU
@@ -154,7 +154,7 @@ void BPF_STRUCT_OPS(magpie_stopping, struct task_struct *p, bool runnable)
 	struct cpu_state *state = state_of(scx_bpf_task_cpu(p));
 	struct task_state *ts = task_state(p);
 
-	/* A real-time task may run next: with a stale deadline, wakeups would preempt it in vain. */
+	/* A real-time task may run next, which wakeups would try in vain to preempt. */
 	forbid_preemption(state);
 	idle_policy_ends(state);
 	if (!ts)
@@ -237,8 +237,8 @@ void BPF_STRUCT_OPS(magpie_enable, struct task_struct *p)
 }
 
 /*
- * The task changes its class, or ends. It may do so from the queue, without running again, or while
- * it runs, for which the kernel does not call cpu_release().
+ * The task changes its class, or ends. It may change its class while it is queued, and then never
+ * run here again, or while it runs, in which case the kernel does not call cpu_release().
  */
 void BPF_STRUCT_OPS(magpie_disable, struct task_struct *p)
 {
@@ -249,7 +249,10 @@ void BPF_STRUCT_OPS(magpie_disable, struct task_struct *p)
 		leave_cgroup(ts);
 	}
 
-	/* From here on it is a real-time task, and no tick offers the tasks behind it. */
+	/*
+	 * From here on the task is of another class, and no tick of ours offers the tasks behind
+	 * it.
+	 */
 	if (scx_bpf_task_running(p)) {
 		lose_ticks(scx_bpf_task_cpu(p));
 		offer_queue(scx_bpf_task_cpu(p));
@@ -307,8 +310,8 @@ void BPF_STRUCT_OPS(magpie_cgroup_move, struct task_struct *p, struct cgroup *fr
 }
 
 /*
- * A real-time or deadline task took the CPU: tasks in its local queue are enqueued again, where
- * other CPUs can take them. Kernels from 7.1 deprecate this operation but still call it.
+ * A real-time or deadline task took the CPU: enqueue the tasks of the CPU's local queue again, so
+ * that other CPUs can take them. Kernels from 7.1 deprecate this operation but still call it.
  */
 void BPF_STRUCT_OPS(magpie_cpu_release, s32 cpu, struct scx_cpu_release_args *args)
 {
@@ -318,7 +321,7 @@ void BPF_STRUCT_OPS(magpie_cpu_release, s32 cpu, struct scx_cpu_release_args *ar
 }
 
 /*
- * With cpu_online() and cpu_offline() the kernel does not end the scheduler on CPU hotplug. The
+ * Without cpu_online() and cpu_offline() the kernel would end the scheduler on CPU hotplug. The
  * topology has every possible CPU, so there is little to do.
  */
 void BPF_STRUCT_OPS(magpie_cpu_online, s32 cpu)
@@ -330,7 +333,7 @@ void BPF_STRUCT_OPS(magpie_cpu_online, s32 cpu)
 
 void BPF_STRUCT_OPS(magpie_cpu_offline, s32 cpu)
 {
-	/* First, so that redirect() sends no task here any more. */
+	/* First, so that redirect() sends no further task here. */
 	WRITE_ONCE(state_of(cpu)->is_online, 0);
 	empty_queue(cpu);
 	idle_goes_offline(state_of(cpu), cpu);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * avg_idle.bpf.h - mechanism "steal", part: an average idle time that is true.
+ * avg_idle.bpf.h - mechanism "steal", part: for how long this CPU idles, on average.
  *
- * Idea ("update the rq->avg_idle when a task is moved to an idle CPU", v6, Linux kernel list):
- * whether a search for work pays depends on how long this CPU will be idle. The kernel ended an idle
- * period only at wakeups. Work that arrived otherwise (fork, exec, balance) left the average wrong.
+ * Idea ("update the rq->avg_idle when a task is moved to an idle CPU", v6, Linux kernel list): a
+ * search for work pays only if this CPU would idle for long enough. The kernel ended an idle period
+ * only at wakeups. Work that arrived otherwise (fork, exec, balance) left the average wrong.
  *
  *   search for work begins: its time is noted   (search_began)
  *        |
- *   found some? --yes--> no idle period
+ *   found work? --yes--> no idle period
  *        | no
  *   CPU goes idle: the period begins where the search began
  *        |
@@ -17,7 +17,7 @@
  * The kernel calls ops.update_idle() on every entry to and exit from idle. So every kind of arrival
  * ends the period: wakeup, fork, exec, steal, push, balance, and real-time tasks.
  *
- * What it does not do: predict. It is an average over about eight idle periods.
+ * What it does not do: predict. The result is an average over about eight idle periods.
  */
 #ifndef __MAGPIE_AVG_IDLE_BPF_H
 #define __MAGPIE_AVG_IDLE_BPF_H
@@ -33,11 +33,13 @@ static __always_inline u64 idle_cap(const struct cpu_state *state)
 	return 2 * (cost > SEARCH_COST_FLOOR_NS ? cost : SEARCH_COST_FLOOR_NS);
 }
 
+/* The CPU goes idle: the idle period begins where its search for work began. */
 static __always_inline void begin_idle(struct cpu_state *state)
 {
 	state->idle_since = state->search_began ?: scx_bpf_now();
 }
 
+/* The CPU leaves idle: add the idle period to the average. */
 static __always_inline void end_idle(struct cpu_state *state)
 {
 	u64 cap = idle_cap(state);

@@ -20,23 +20,24 @@
  *                                                          paces show the effect
  *
  * The first rule of each pair is the kernel's, and fast. The second rule for the own LLC makes
- * shares equal in the end, whatever made them unequal (a difference of one task, a real-time task, a
- * vCPU that the host withholds): a clock that is behind means that its tasks had less than ours. So
- * one of them comes here, where it is first, and another task is the odd one out. The kernel's
- * imbalance percentages leave a difference of one task alone for long.
+ * shares equal in the end, whatever made them unequal (a difference of one task, a real-time task,
+ * a vCPU that the host withholds): a clock that is behind belongs to a CPU whose tasks had less
+ * than ours. So one of these tasks comes here and runs first, and the next time another task is
+ * behind. The kernel's imbalance percentages leave a difference of one task alone for long.
  *
  * Clocks of different LLCs drift apart while one LLC is idle, so the last rule compares their
  * *pace*: virtual time per real time, which is one over the weight that shares a CPU. The pace
  * contains the weights of tasks and cgroups, which queue lengths do not. The rule rests while paces
  * are equal: when tasks changed LLCs at a fixed rate, the changes made an even state uneven.
  *
- * Each CPU notes at its tick how many tasks wait, in the sum of its LLC. The queues themselves
- * cannot be compared at that moment: ticks come to all CPUs at once, and a CPU between two tasks
- * looks as if one task less waited there. The last of two tasks was sometimes missed for 200 ms.
+ * Each CPU adds at its tick to its LLC's sum how many tasks wait. A scan compares these sums, not
+ * the lengths of queues at that moment: ticks come to all CPUs at once, and in the queue of a CPU
+ * that is between two tasks one task less seems to wait. The last of two tasks was sometimes missed
+ * for 200 ms.
  *
- * In each LLC one CPU at a time scans the other LLCs on behalf of all; the duty rotates. If that CPU
- * idles or keeps a task for long, the next CPU that comes takes the duty. Scans follow each other
- * sooner while they find tasks.
+ * In each LLC one CPU at a time scans the other LLCs on behalf of all; the duty rotates. If the CPU
+ * on duty idles or keeps a task for long, the next CPU that looks takes the duty. Scans follow each
+ * other sooner while they find tasks.
  *
  * What it does not do: even out LLCs whose paces differ by less than a sixteenth.
  */
@@ -93,8 +94,9 @@ static __always_inline bool is_faster(u64 pace, u64 other)
 }
 
 /*
- * Queue length is not load. Return true for a CPU whose clock is ahead of ours and faster: its tasks
- * already get more. A clock that is very far ahead does not count: tasks that have left advanced it.
+ * Return true for a CPU whose clock is ahead of ours and has a faster pace: its tasks already get
+ * more, however many wait there, because queue length is not load. A clock that is very far ahead
+ * does not count: tasks that have left advanced it.
  */
 static __always_inline bool is_lighter(const struct balance_round *round, u32 victim)
 {
@@ -105,7 +107,10 @@ static __always_inline bool is_lighter(const struct balance_round *round, u32 vi
 	       is_faster(state->pace, state_of(round->cpu)->pace);
 }
 
-/* Consider a CPU of the own LLC where @length tasks wait; whether the round is decided. */
+/*
+ * Consider a CPU of the own LLC where @length tasks wait; whether the round is decided: a queue
+ * that is longer by two is taken at once, the clock furthest behind only after all were considered.
+ */
 static __always_inline bool consider(struct balance_round *round, u32 victim, u32 length)
 {
 	if (length >= round->length + 2 && !is_lighter(round, victim)) {
@@ -147,7 +152,7 @@ static __always_inline bool look_around(struct balance_round *round, u32 from, u
 	return decided;
 }
 
-/* Pull a task from the own LLC. @vruntime: of the running task. */
+/* Pull a task from the own LLC; whether one was pulled. @vruntime: of the running task. */
 __noinline bool pull_near(s32 cpu, u64 vruntime)
 {
 	const volatile struct llc_topology *llc = llc_of(topology_of(cpu)->llc);
@@ -240,8 +245,9 @@ __noinline u32 find_busier_llc(u32 own, bool may_rotate)
 }
 
 /*
- * Pull a task from another LLC, on behalf of all CPUs of the own one. Several attempts are needed:
- * at a tick all CPUs there may be between two tasks, so that for a moment no task waits.
+ * Pull a task from another LLC, on behalf of all CPUs of the own one; whether one was pulled.
+ * Several attempts are needed: at a tick all CPUs there may be between two tasks, so that for a
+ * moment no task waits.
  */
 static __always_inline bool pull_far(s32 cpu, u64 now)
 {

@@ -4,22 +4,24 @@
  *
  * Idea ("Push-based load balancing", RFC v2, Linux kernel list): a task that was preempted or used
  * up its slice migrates to an idle CPU at once, rather than when that CPU happens to search.
- * Published, it made microbenchmarks slower by up to 18 %, because the busy CPU moved the task. Here
- * the busy CPU only claims an idle CPU and kicks it, and that CPU searches (steal.bpf.h).
+ * Published, it made microbenchmarks slower by up to 18 %, because the busy CPU moved the task.
+ * Here the busy CPU only claims an idle CPU and kicks it, and that CPU searches (steal.bpf.h).
  *
- *   queued, and not by a wakeup?        --no--> nothing: wakeups search by themselves
+ *   requeued, not woken?                --no--> nothing: a wakeup has searched already
  *        | yes
  *   preempted by a kernel thread that
  *   is bound here and done soon?        --yes-> wait for the tick; do not advertise the task
  *        | no
- *   burst shorter than a move costs, or
- *   preempted by such a task, or
- *   one was pushed from here just now?  --yes-> wait for the tick
+ *   burst shorter than a move costs,
+ *   or preempted by a task with bursts
+ *   below push_interval_ns, or a task
+ *   was pushed from here just now?      --yes-> wait for the tick
  *        | no
  *   idle CPU that the task may use?     --yes-> claimed, told to search, kicked
  *
- * The tick is the net below, with and without push: it offers whatever is queued. So does the moment
- * at which a real-time task takes the CPU, because that task will have no tick of ours.
+ * With and without this mechanism, each tick offers the queued tasks to idle CPUs, which repairs a
+ * push that was not made. So does the moment at which a real-time task takes the CPU, because that
+ * task will have no tick of ours.
  *
  * What it does not do: choose the task. The idle CPU takes the first task of the nearest overloaded
  * CPU, which may be a better one.
@@ -29,13 +31,13 @@
 
 const volatile bool push_enabled = true;
 
-/* A CPU pushes at most once in this time, and not within it after a preemption that is over soon. */
+/* A CPU pushes at most once in this time, and not for this time after a short preemption. */
 const volatile u64 push_interval_ns = 100000;
 
-/* The assumed cost of a move. */
+/* The assumed cost of a migration. */
 #define MOVE_COST_NS 50000ULL
 
-/* Have an idle CPU search for the task that waits on @cpu; whether there was one. */
+/* Have an idle CPU search for the task that waits on @cpu; whether there was an idle CPU. */
 __noinline bool kick_idle_for(struct task_struct *p __arg_trusted, s32 cpu)
 {
 	s32 idle = pick_idle_for(p);
@@ -52,8 +54,8 @@ __noinline bool kick_idle_for(struct task_struct *p __arg_trusted, s32 cpu)
 
 /*
  * For each of the first tasks in a queue, kick an idle CPU that may run it. The affinity is tested
- * before the kick; otherwise thousands of kicked CPUs find no task that they may run. Returns
- * whether any task may leave.
+ * before the kick; otherwise thousands of kicked CPUs would find no task that they may run. Returns
+ * whether any task may run elsewhere.
  *
  * A global function, which the verifier proves by itself. Inlined, its branches multiplied with
  * those of both callers, and slow guests took two thirds longer to load the scheduler.
@@ -91,7 +93,10 @@ static __always_inline void offer_queue(s32 cpu)
 	note_waiting(cpu, may_move ? scx_bpf_dsq_nr_queued(cpu) : 0);
 }
 
-/* A task was requeued on this CPU: have an idle CPU take it at once. */
+/*
+ * A task was requeued on this CPU: have an idle CPU search for it at once, unless the task's burst
+ * is not worth a migration or the last push was just now.
+ */
 static __always_inline void push(struct task_struct *p, const struct task_state *ts, s32 cpu,
 				 u64 enq_flags)
 {
@@ -113,8 +118,8 @@ static __always_inline void push(struct task_struct *p, const struct task_state 
 }
 
 /*
- * A wakeup has preempted the running task. If the woken task will be done soon, the preempted one is
- * not worth moving.
+ * A wakeup has preempted the running task. If the woken task has short bursts, the preempted one
+ * has its CPU back sooner than it could migrate: make no push for a while.
  */
 static __always_inline void note_preemption(struct cpu_state *state,
 					    const struct task_struct *woken,
@@ -143,7 +148,10 @@ static __always_inline bool has_cpu_back_soon(struct cpu_state *state, u64 enq_f
 	return true;
 }
 
-/* The next task runs: a preemption that was to come did not, because the task slept first. */
+/*
+ * A task begins to run: forget a preempted task that was to have this CPU back soon. If it is still
+ * noted, that task slept before it was requeued.
+ */
 static __always_inline void forget_preemption(struct cpu_state *state)
 {
 	if (state->soon_free)

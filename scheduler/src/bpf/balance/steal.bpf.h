@@ -4,9 +4,9 @@
  *
  * Idea ("steal tasks to improve CPU utilization", RFC v5, Linux kernel list): the kernel's newidle
  * balance walks the domains and adds up statistics of all CPUs. It is too slow to run always, so
- * CPUs idle beside waiting tasks. A map of overloaded CPUs (queue/overloaded.bpf.h) makes the search
- * cheap enough. The maintainers objected that newidle should be fixed rather than doubled; here this
- * search *is* newidle.
+ * CPUs idle beside waiting tasks. A map of overloaded CPUs (queue/overloaded.bpf.h) makes the
+ * search cheap enough. The maintainers objected that newidle should be fixed rather than doubled;
+ * here this search *is* newidle.
  *
  *   own queue empty
  *        |
@@ -20,15 +20,16 @@
  *        |
  *   own queue once more, if another was tried (that drops the runqueue lock)
  *
- * A thief that finds a queue empty clears its bit, or every other thief would try it, too. The
- * kernel inserts a task only after ops.enqueue() has returned, so the clear may race with an insert
- * and hide the task. Three rules repair that: the thief looks at the queue again when it runs or
- * idles next; a CPU that is kicked for a task sets the bit itself; the owner finds the task at its
- * next dispatch or advertises it at its next tick. While a real-time task runs there, neither
- * happens, so thieves leave that bit alone (has_no_tick).
+ * A thief that finds a queue empty clears the queue's bit, or every other thief would try that
+ * queue, too. The kernel inserts a task only after ops.enqueue() has returned, so the clear may
+ * race with an insert and hide the task. Three rules repair that: the thief looks at the queue
+ * again when it next begins to run a task or goes idle; a CPU that is kicked for a task sets the
+ * bit itself; the queue's own CPU finds the task at its next dispatch or advertises it at its next
+ * tick. While a real-time task runs on that CPU it neither dispatches nor ticks, so thieves leave
+ * its bit alone (has_no_tick).
  *
- * The gate is for the outer levels. The own LLC is always searched: that is cheap, and no tick
- * advertises a task that waits behind a real-time one.
+ * The gate is for searches beyond the LLC. A thief always searches its own LLC: that is cheap, and
+ * no tick kicks a thief for a task that waits behind a real-time one.
  *
  * What it does not do: pick the longest queue. Any work is better than none.
  */
@@ -38,7 +39,7 @@
 const volatile bool steal_enabled = true;
 const volatile bool steal_gate_enabled = true;
 
-/* A CPU that is not preferred takes tasks only from its like, see guest/preferred.bpf.h. */
+/* A withheld CPU takes tasks only from withheld CPUs, see guest/preferred.bpf.h. */
 static __always_inline bool may_steal_from(s32 thief, u32 victim)
 {
 	if (victim == NO_PLACE || victim == thief)
@@ -72,7 +73,10 @@ static __always_inline u32 look_again(struct cpu_state *thief)
 	return found;
 }
 
-/* Take the first task of a queue that may run here; whether there was one. */
+/*
+ * Take the first task of a queue that may run here; whether there was one. Clears the bit of an
+ * empty queue.
+ */
 static __always_inline bool steal_from(s32 cpu, u32 victim)
 {
 	struct cpu_state *thief = state_of(cpu);
@@ -119,7 +123,7 @@ __noinline bool steal_from_range(s32 thief, u32 first, u32 end, u32 start)
 	return found;
 }
 
-/* All CPUs of an LLC, beginning at @start so that thieves do not converge. */
+/* Visit the overloaded CPUs of an LLC, once around from @start, so that thieves do not converge. */
 static __always_inline bool steal_from_llc(s32 thief, u32 llc, u32 start)
 {
 	u32 first = llc_of(llc)->first;
@@ -127,7 +131,7 @@ static __always_inline bool steal_from_llc(s32 thief, u32 llc, u32 start)
 	return steal_from_range(thief, first, first + llc_of(llc)->size, start);
 }
 
-/* The place in another LLC at which a thief begins: another one than its neighbours'. */
+/* The place at which a thief begins in another LLC; its neighbours begin at other places. */
 static __always_inline u32 spread_start(s32 thief, u32 llc)
 {
 	u32 size = llc_of(llc)->size;
@@ -135,7 +139,10 @@ static __always_inline u32 spread_start(s32 thief, u32 llc)
 	return llc_of(llc)->first + (size ? (u32)thief % size : 0);
 }
 
-/* LLCs by distance: [1, node_llcs) are in the own node, the rest in others. */
+/*
+ * Visit the other LLCs number [from, end) by distance, until a task is taken: [1, node_llcs) are in
+ * the thief's node, the rest in other nodes.
+ */
 __noinline bool steal_from_llcs(s32 thief, u32 from, u32 end)
 {
 	u32 own = topology_of(thief)->llc;
@@ -153,6 +160,7 @@ __noinline bool steal_from_llcs(s32 thief, u32 from, u32 end)
 	return found;
 }
 
+/* Search at one distance; whether a task was taken. */
 static __always_inline bool steal_at(s32 thief, enum magpie_distance distance)
 {
 	const volatile struct cpu_topology *topology = topology_of(thief);
@@ -174,7 +182,8 @@ static __always_inline bool steal_at(s32 thief, enum magpie_distance distance)
 
 /*
  * Search for work near, then further away, as long as this CPU's idle periods are longer than
- * searches at that distance take.
+ * searches at that distance take; whether a task was taken. A CPU that was kicked to search does so
+ * at every distance.
  */
 static __always_inline bool steal_work(s32 cpu)
 {

@@ -12,9 +12,9 @@
 extern struct cpuhp_cpu_state cpuhp_state __ksym;
 
 /*
- * Online, and not on its way offline. The kernel calls ops.cpu_offline() only in the middle of that
- * way. Before the call, the CPU dispatches nothing any more but waits for RCU, whose thread must
- * not wait in that CPU's queue.
+ * Return true if the CPU is online, and not on its way offline. The kernel calls ops.cpu_offline()
+ * only in the middle of that way. Before the call the CPU no longer dispatches, but waits for RCU,
+ * whose thread must not wait in that CPU's queue.
  */
 static __always_inline bool is_usable(s32 cpu)
 {

@@ -3,8 +3,8 @@
  * state.bpf.h - what is known of each CPU, LLC and task, and who writes it.
  *
  * cpu_state is laid out by writer. A CPU writes its first line on every context switch, and wakers
- * on other CPUs read it. The events have lines of their own, because only their CPU and, seldom,
- * the statistics read them.
+ * on other CPUs read that line. The events have lines of their own, because only their CPU and,
+ * seldom, the statistics read them.
  */
 #ifndef __MAGPIE_STATE_BPF_H
 #define __MAGPIE_STATE_BPF_H
@@ -14,7 +14,7 @@
 #define SCHED_IDLE 5
 #define PF_KTHREAD 0x00200000
 
-#define ANYWHERE (MAX_CPUS + 1) /* of must_search: the waiting task's CPU is not known */
+#define ANYWHERE (MAX_CPUS + 1) /* must_search: the CPU where a task waits is not known */
 
 struct cpu_state {
 	/*
@@ -27,11 +27,12 @@ struct cpu_state {
 	u64 idle; /* enum idle_word, or the time at which a waker claimed the CPU */
 	u64 has_no_tick; /* a real-time task runs: no tick here advertises waiting tasks */
 	u64 soon_free; /* a preempted task will have this CPU back soon, see balance/push.bpf.h */
-	u64 sleeps_soon; /* the running task is expected to, see place/wakeup.bpf.h */
+	u64 sleeps_soon; /* the running task is expected to, see place/search.bpf.h */
 
 	/*
-	 * Its CPU writes these. Exceptions: must_search (any CPU that kicks it), seen_* and now_*
-	 * (the monitor's timer), is_online (hotplug).
+	 * Its CPU writes these. Exceptions: must_search (any CPU that kicks this one), waiting (a
+	 * CPU that pulls a task from here), is_online (hotplug), and for the monitor's timer
+	 * seen_*, now_*, window_late_ns and longest_late_ns.
 	 */
 	u64 idle_since __attribute__((aligned(64))); /* 0 while busy */
 	u64 search_began; /* time of the last search for work */
@@ -41,12 +42,12 @@ struct cpu_state {
 	u64 paced_at; /* when the pace was last measured, and the clock then */
 	u64 paced_clock;
 	u64 pace; /* of the clock, moving average; see balance/balance.bpf.h */
-	u32 waiting; /* queued tasks that may run elsewhere, at the last tick */
+	u32 waiting; /* queued tasks at the last tick, 0 if none may run elsewhere */
 	u32 walked; /* tasks of a queue that a loop has visited; in memory for the verifier */
 	u64 last_tick; /* 0 while idle; see guest/late_ticks.bpf.h */
 	u64 woke_at; /* when a task here last woke another one */
 	u64 late_ns; /* sum of delays of ticks */
-	u64 window_late_ns; /* that sum when the window for repetition began */
+	u64 window_late_ns; /* that sum when the current collection of delays began */
 	u64 longest_late_ns; /* longest delay since then */
 	u64 busy_since; /* 0 while idle */
 	u64 busy_ns; /* sum of complete busy periods */
@@ -64,14 +65,15 @@ struct cpu_state {
 struct cpu_state cpu_states[MAX_CPUS];
 
 /*
- * The clock is the furthest of the LLC's CPUs. A tick writes it when it is a millisecond behind,
- * and CPUs that leave idle read it. Ticks write @waiting, too, when it has changed. Busy CPUs write
- * the rest when they balance; if two do so at once, one sample is lost.
+ * The clock is the furthest of the LLC's CPUs. A tick writes it if it is a millisecond behind; CPUs
+ * that leave idle, and wakers of idle CPUs, read it. Ticks, pulls and the start of idle periods
+ * change @waiting. Busy CPUs write the rest when they balance; if two do so at once, one sample is
+ * lost.
  */
 struct llc_state {
 	u64 clock;
 	u64 pace; /* moving average of its CPUs' */
-	u64 next_rotation; /* when one of its CPUs may pull from an LLC with a slower pace */
+	u64 next_rotation; /* when one of its CPUs may pull from an LLC with a slower pace again */
 	u64 next_duty; /* when one of its CPUs scans other LLCs again */
 	u32 on_duty; /* that CPU, counted from the LLC's first */
 	u32 waiting; /* sum of its CPUs' */
@@ -81,7 +83,7 @@ struct llc_state llc_states[MAX_LLCS];
 
 struct task_state {
 	u64 vruntime; /* on the clock of @cpu */
-	u64 catch_up; /* lag that a migration left out, see queue/fair.bpf.h */
+	u64 catch_up; /* lag that a migration did not give at once, see queue/fair.bpf.h */
 	u64 charged; /* se.sum_exec_runtime up to which vruntime counts */
 	u64 burst; /* CPU time since the last sleep, ns */
 	u64 avg_burst; /* its moving average */
@@ -97,7 +99,7 @@ struct task_state {
 	u32 ticks; /* seen while it ran, since its last sleep */
 	u32 forked_in; /* 1 + the LLC that counts it, or 0; see place/fork.bpf.h */
 	s32 migrates_to; /* 1 + the CPU that was claimed for it, or 0; see place/spread.bpf.h */
-	bool shares_core; /* it did at the last tick */
+	bool shares_core; /* its core was shared at its last tick */
 	bool yielded; /* do not keep it running */
 };
 
@@ -144,6 +146,7 @@ static __always_inline bool is_runnable(const struct task_struct *p)
 	return p->scx.flags & SCX_TASK_QUEUED;
 }
 
+/* Return whether the task may run on one CPU only, now. */
 static __always_inline bool is_pinned(const struct task_struct *p)
 {
 	return p->nr_cpus_allowed == 1 || is_migration_disabled(p);

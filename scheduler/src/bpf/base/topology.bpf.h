@@ -18,8 +18,8 @@ const volatile struct llc_topology llc_topology[MAX_LLCS];
 const volatile u16 cpu_at_place[MAX_PLACES];
 
 /*
- * The mask tells the verifier the bound, without a branch or a NULL check at every use. The
- * kernel's CPU numbers are always below MAX_CPUS.
+ * The mask tells the verifier the bound, without a branch or a NULL check at every use. CPU numbers
+ * are always below MAX_CPUS: user space loads nothing on a machine that may have more.
  */
 static __always_inline const volatile struct cpu_topology *topology_of(s32 cpu)
 {
@@ -39,6 +39,8 @@ static __always_inline u32 place_to_cpu(u32 place)
 
 	return cpu_at_place[place];
 }
+
+/* The functions below are those that portable/placement.h asks its includer for. */
 
 u32 cpu_to_llc(u32 cpu)
 {

@@ -18,7 +18,7 @@
  *
  *   timer: quota added (portable/bandwidth.h); out of debt? --no--> next period
  *        | yes
- *   each parked task -> queue of its CPU, or the next throttled cgroup's parking place
+ *   each parked task -> queue of its CPU
  *
  * Tasks of a throttled cgroup that wait in CPUs' queues stay there until they would run. They use a
  * few microseconds more than allowed, and running tasks up to a tick. The next periods pay that
@@ -60,15 +60,15 @@ struct {
 	__type(value, struct bandwidth_timer);
 } bandwidth_timers SEC(".maps");
 
-/* Numbers of cgroups. One read decides the common case, in which there is none. */
+/* How many cgroups have a limit, and are throttled. One read decides the common case: none. */
 struct {
 	u32 limited;
 	u32 throttled;
 } nr_cgroups __attribute__((aligned(64)));
 
 /*
- * Start the timer of a slot; whether it runs now. It fails where the kernel must defer the start and
- * has no memory for that.
+ * Start the timer of a slot; whether it runs now. It fails where the kernel must defer the start
+ * and has no memory for that.
  */
 static __always_inline bool start_bandwidth_timer(u32 slot, u64 delay_ns)
 {
@@ -99,10 +99,10 @@ __noinline u32 find_blocker(u32 slot)
 
 /*
  * Return true for kernel threads and for tasks that are killed or exit. The kernel sends SIGKILL to
- * each thread, but a thread dequeues the signal before it is marked as exiting. If a tick in between
- * parked it, no further signal would reach it until the cgroup was out of debt, and the cgroup could
- * not be removed. So ask the whole process, too, also for threads that end because another thread
- * executes a program.
+ * each thread, but a thread dequeues the signal before it is marked as exiting. If a tick in
+ * between parked it, no further signal would reach it until the cgroup was out of debt, and the
+ * cgroup could not be removed. So ask the whole process, too, also for threads that end because
+ * another thread executes a program.
  */
 static __always_inline bool is_exempt(const struct task_struct *p)
 {
@@ -119,6 +119,7 @@ static __always_inline u32 blocker_of(const struct task_struct *p, const struct 
 	return find_blocker(ts->cgroup);
 }
 
+/* Return whether the task's cgroup, or one above, is throttled and the task is not exempt. */
 static __always_inline bool is_throttled(const struct task_struct *p, const struct task_state *ts)
 {
 	return blocker_of(p, ts) != ROOT_SLOT;
@@ -204,14 +205,20 @@ static __always_inline void charge(struct task_struct *p, struct task_state *ts)
 		consume_budget(ts->cgroup, used);
 }
 
-/* Do not charge the task for the CPU time that it used until now. */
+/*
+ * The task comes to this scheduler: it joins the clock as a new one, and is not charged for the CPU
+ * time that it has used before.
+ */
 static __always_inline void start_charging(const struct task_struct *p, struct task_state *ts)
 {
 	ts->cpu = -1;
 	ts->charged = p->se.sum_exec_runtime;
 }
 
-/* A task begins to run, which the watchdog sees. If its cgroup is throttled, stop it at once. */
+/*
+ * A task begins to run, which is all that the watchdog asks of a parked one. If its cgroup is
+ * throttled, stop it at once.
+ */
 static __always_inline void stop_if_throttled(const struct task_struct *p, struct task_state *ts,
 					      s32 cpu)
 {
@@ -270,7 +277,7 @@ static __always_inline void set_limit(u32 slot, u64 period_us, u64 quota_us, u64
 		start_bandwidth_timer(slot, 0);
 }
 
-/* A tick: charge the running task, whose slice may be long, and end it if it is throttled. */
+/* A tick: charge the running task, and end its slice, which may be long, if it is throttled. */
 static __always_inline void end_if_throttled(struct task_struct *p, struct task_state *ts)
 {
 	if (!cpu_max_enabled || !READ_ONCE(nr_cgroups.limited))

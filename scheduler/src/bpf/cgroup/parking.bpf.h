@@ -2,17 +2,18 @@
 /*
  * parking.bpf.h - mechanism "cpu-max", part: where the tasks of a throttled cgroup wait.
  *
- * Each cgroup with a limit has a *parking place*: a DSQ in order of arrival, from which no CPU
- * takes tasks. The timer of the cgroup expires at the end of each period while it is throttled:
+ * Each cgroup has a *parking DSQ*: a queue in order of arrival, from which no CPU takes tasks. The
+ * timer of a throttled cgroup expires at the end of each period:
  *
  *   quota added, out of debt? --yes--> release all
  *        | no
  *   release tasks that were killed, tasks whose CPU goes offline, and tasks for which the watchdog
  *   would end the scheduler soon (they are parked again at once); again after the next period
  *
- * The kernel inserts a task into the parking place only after ops.enqueue() has returned, so a task
- * can miss the release that it should be in, by far if the host withholds the vCPU at that moment.
- * So the timer looks again after a moment, after another period, and long after that.
+ * The kernel inserts a task into the parking DSQ only after ops.enqueue() has returned, so a task
+ * can arrive there after the release of all tasks; long after, if the host withholds the vCPU at
+ * that moment. So the timer expires three more times after a release: after a moment, after another
+ * period, and long after that.
  *
  * What it does not do: decide who is throttled (bandwidth.bpf.h).
  */
@@ -24,19 +25,25 @@
 #define FIRST_LOOK_NS 1000000
 #define LAST_LOOK_NS LONGEST_PARKING_NS
 
-/* Park the task if its cgroup is throttled; whether it was parked. */
+/*
+ * Park a task that becomes runnable, or has used up its slice, if its cgroup or one above is
+ * throttled; whether it was parked.
+ */
 static __always_inline bool park_task(struct task_struct *p, struct task_state *ts, u64 enq_flags)
 {
 	u32 blocker = blocker_of(p, ts);
 
-	/* The kernel waits until a CPU that goes offline has no task. */
+	/* Never on a CPU that goes offline: the kernel waits until that CPU has no task. */
 	if (blocker == ROOT_SLOT || !is_usable(scx_bpf_task_cpu(p)))
 		return false;
 
 	if (enq_flags & SCX_ENQ_WAKEUP)
 		end_burst(ts);
 	leave_cgroup(ts);
-	/* A change of affinity takes a parked task out and in: it has not run since. */
+	/*
+	 * A change of affinity enqueues a parked task again: keep the time at which it was parked
+	 * first.
+	 */
 	if (!ts->parked_at)
 		ts->parked_at = scx_bpf_now();
 	count_event(state_here(), EVENT_PARK, 1);
@@ -45,9 +52,10 @@ static __always_inline bool park_task(struct task_struct *p, struct task_state *
 }
 
 /*
- * Have @nr idle CPUs search for released tasks that wait behind others. Not through the idle map:
- * the verifier takes the timer for a part of the sleepable ops.cgroup_init(), where a global
- * function has no RCU lock for a task's affinity. If this misses a task, the next tick offers it.
+ * Have @nr idle CPUs search for released tasks that wait behind others. This does not search the
+ * idle map for CPUs that the tasks may use: the verifier takes the timer for a part of the
+ * sleepable ops.cgroup_init(), where a global function has no RCU lock for a task's affinity. If a
+ * kicked CPU may run none of the tasks, the next tick of the tasks' own CPU offers them.
  */
 static __always_inline void kick_searchers(u32 nr)
 {
@@ -65,7 +73,11 @@ static __always_inline void kick_searchers(u32 nr)
 	}
 }
 
-/* Release all parked tasks, or only those that were killed or have been parked for too long. */
+/*
+ * Release all parked tasks of a cgroup (@all), or only those that must not stay: killed ones, those
+ * whose CPU goes offline, and those parked for too long. Kicks a searcher for each released task
+ * that will wait behind another one.
+ */
 static __always_inline void release_parked(u32 slot, bool all, u64 now)
 {
 	struct cgroup_state *state = cgroup_at(slot);
@@ -98,7 +110,7 @@ static __always_inline void release_parked(u32 slot, bool all, u64 now)
 	kick_searchers(state->nr_released);
 }
 
-/* When the timer looks for tasks that missed the release again, ns from now. */
+/* Return in how many ns the timer looks again for tasks that were parked after the release. */
 static __always_inline u64 next_look(const struct cgroup_state *state)
 {
 	if (state->looks == LOOKS_AFTER_RELEASE - 1)
@@ -107,7 +119,10 @@ static __always_inline u64 next_look(const struct cgroup_state *state)
 	return state->looks ? state->period : LAST_LOOK_NS;
 }
 
-/* The timer's callback. */
+/*
+ * The timer's callback: at the end of a period, unthrottle the cgroup if it has paid its debt, and
+ * release its tasks; afterwards, look for tasks that were parked late.
+ */
 static int end_bandwidth_period(void *map, u32 *key, struct bandwidth_timer *timer)
 {
 	u32 slot = *key;
@@ -142,8 +157,8 @@ static int end_bandwidth_period(void *map, u32 *key, struct bandwidth_timer *tim
 }
 
 /*
- * Create the parking place of a slot, once: it is never destroyed, because the kernel ends a
- * scheduler that destroys a DSQ with a task in it.
+ * Create the parking DSQ and the timer of a slot, once: the DSQ is never destroyed, because the
+ * kernel ends a scheduler that destroys a DSQ with a task in it.
  */
 static __always_inline int open_parking(u32 slot)
 {

@@ -3,13 +3,13 @@
  * shares.bpf.h - mechanism "cpu-weight": a cgroup gets its share of CPU time.
  *
  * Idea (flattened cgroup hierarchy, scx_flatcg): multiply out the weights on the way from the root
- * to a cgroup, so that the cgroup has one number, and a context switch costs the same however deep
- * the cgroup is. In scx_flatcg cgroups are queues. Here the number is a factor of the rate at which
- * the vruntimes of the cgroup's tasks advance, as their nice values are. Queues, stealing and
- * balancing need not know of cgroups.
+ * to a cgroup. The cgroup then has one number, its share, and a context switch costs the same
+ * however deep the cgroup is. In scx_flatcg each cgroup is a queue. Here the share becomes a factor
+ * of the rate at which the vruntimes of the cgroup's tasks advance, beside their nice values.
+ * Queues, stealing and balancing need not know of cgroups.
  *
- *   task becomes runnable -> its weight is added to its cgroup's row on this CPU
- *   task sleeps           -> and taken out                        (nothing is shared)
+ *   task becomes runnable -> its weight is added to its cgroup's entry in this CPU's row
+ *   task sleeps           -> and taken out there                  (no line is shared)
  *
  *   tick, last update over 10 ms ago? --yes--> timer, at once:
  *       rows of all CPUs  -> active weight of each cgroup, averaged
@@ -18,9 +18,9 @@
  *
  *   task is charged       -> rate = rate of its nice value * factor of its cgroup
  *
- * The kernel has a runqueue per cgroup and CPU, and must guess how to spread a cgroup's weight over
- * its CPUs. Flat weights need not be spread: balance/balance.bpf.h moves tasks until the clocks
- * agree, whatever weights make them differ.
+ * The kernel has a runqueue per cgroup and CPU, and must guess how to divide a cgroup's weight
+ * among its CPUs. Flat weights need not be divided: balance/balance.bpf.h moves tasks until the
+ * clocks agree, whatever weights make them differ.
  *
  * The active weight is averaged over about eight updates, so shares follow a change within a tenth
  * of a second. Ticks drive the updates: an idle machine makes none. The updates take at most a
@@ -75,6 +75,7 @@ struct share_sums {
 
 u64 next_share_update;
 
+/* Add a weight to a cgroup's entry in this CPU's row; to subtract, add the negative. */
 static __always_inline void count_in_cgroup(u32 slot, u32 weight)
 {
 	u32 cpu = bpf_get_smp_processor_id();
@@ -84,12 +85,16 @@ static __always_inline void count_in_cgroup(u32 slot, u32 weight)
 		row->weight[bounded_slot(slot)] += weight;
 }
 
-/* Without cgroups there is nothing to share. A task counts from when it next becomes runnable. */
+/*
+ * Return whether there are cgroups to count tasks in. After the first cgroup was created, a task
+ * counts from the next time it becomes runnable or begins to run.
+ */
 static __always_inline bool has_cgroups(void)
 {
 	return cpu_weight_enabled && READ_ONCE(nr_cgroup_slots) > 1;
 }
 
+/* A task becomes runnable: add its weight to its cgroup's active weight. */
 static __always_inline void join_cgroup(struct task_state *ts)
 {
 	if (!has_cgroups() || ts->counted)
@@ -99,6 +104,7 @@ static __always_inline void join_cgroup(struct task_state *ts)
 	count_in_cgroup(ts->cgroup, ts->counted);
 }
 
+/* A task sleeps, is parked or ends: take out the weight with which it was counted. */
 static __always_inline void leave_cgroup(struct task_state *ts)
 {
 	if (!cpu_weight_enabled || !ts->counted)
@@ -108,6 +114,7 @@ static __always_inline void leave_cgroup(struct task_state *ts)
 	ts->counted = 0;
 }
 
+/* Set the task's rate from its nice value and its cgroup's factor of now. */
 static __always_inline void refresh_rate(struct task_state *ts)
 {
 	if (cpu_weight_enabled)
@@ -256,7 +263,7 @@ __noinline int apply_share(u32 slot)
 	return 0;
 }
 
-/* The timer's callback. */
+/* The timer's callback: from the rows of all CPUs to each cgroup's factor. */
 static int update_shares(void *map, int *key, struct share_timer *timer)
 {
 	struct cpu_state *here = state_here();
@@ -290,7 +297,10 @@ static int update_shares(void *map, int *key, struct share_timer *timer)
 	return 0;
 }
 
-/* At a tick: start the timer that updates the shares. Not here, under the runqueue lock. */
+/*
+ * At a tick: if an update of the shares is due, start the timer that makes it. The tick itself has
+ * the runqueue lock, under which an update would take too long.
+ */
 static __always_inline void update_shares_when_due(void)
 {
 	struct share_timer *timer;
@@ -314,6 +324,7 @@ static __always_inline void update_shares_when_due(void)
 		bpf_timer_start(&timer->timer, 0, 0);
 }
 
+/* Set up the root cgroup, and create the timer. */
 static __always_inline int start_shares(void)
 {
 	struct share_timer *timer;
@@ -330,6 +341,7 @@ static __always_inline int start_shares(void)
 	return err ?: bpf_timer_set_callback(&timer->timer, update_shares);
 }
 
+/* The weight of a task's nice value, or of SCHED_IDLE. */
 static __always_inline u32 weight_of_policy(const struct task_struct *p)
 {
 	u32 nice = p->static_prio - 100;

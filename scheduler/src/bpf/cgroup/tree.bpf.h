@@ -38,7 +38,7 @@ struct cgroup_state {
 	u32 limited __attribute__((aligned(64))); /* nearest slot with a limit, from its own up */
 	u32 next_limited; /* the next one above its own */
 	u32 throttled;
-	u32 looks; /* that its timer still makes after it has released all tasks */
+	u32 looks; /* how often its timer still expires after the release of all tasks */
 	u32 nr_released; /* by its timer, behind others; in memory for the verifier */
 	bool has_parking;
 	u64 quota; /* ns, 0 without a limit */
@@ -61,8 +61,8 @@ struct {
 } cgroup_slots SEC(".maps");
 
 /*
- * As in topology_of(). The barrier: where the compiler knows the bound, as in a loop, it would drop
- * the mask, and older verifiers do not know what the compiler knows.
+ * The mask: as in topology_of(). The barrier: where the compiler knows the bound, as in a loop, it
+ * would drop the mask, and older verifiers do not know what the compiler knows.
  */
 static __always_inline u32 bounded_slot(u32 slot)
 {
@@ -75,7 +75,7 @@ static __always_inline struct cgroup_state *cgroup_at(u32 slot)
 	return &cgroup_states[bounded_slot(slot)];
 }
 
-/* A cgroup without a slot, and one that is gone, counts as the root. */
+/* A cgroup's slot. A cgroup without a slot, or one that is gone, counts as the root. */
 static __always_inline u32 slot_of_id(u64 id)
 {
 	u32 *slot = bpf_map_lookup_elem(&cgroup_slots, &id);
@@ -88,7 +88,7 @@ static __always_inline u32 slot_of(struct cgroup *cgrp)
 	return cgrp ? slot_of_id(BPF_CORE_READ(cgrp, kn, id)) : ROOT_SLOT;
 }
 
-/* Claim a free slot; ROOT_SLOT if there is none. */
+/* Give a free slot to the cgroup with this id; ROOT_SLOT if there is none. */
 __noinline u32 claim_slot(u64 id)
 {
 	u32 found = ROOT_SLOT;
@@ -105,7 +105,10 @@ __noinline u32 claim_slot(u64 id)
 	return found;
 }
 
-/* Add a cgroup; its slot. The kernel adds parents first, one cgroup at a time (cgroup_mutex). */
+/*
+ * Add a cgroup, and return its slot. The kernel adds parents first, one cgroup at a time
+ * (cgroup_mutex).
+ */
 static __always_inline u32 add_cgroup(struct cgroup *cgrp, u32 weight)
 {
 	u64 id = BPF_CORE_READ(cgrp, kn, id);
@@ -140,8 +143,8 @@ static __always_inline u32 add_cgroup(struct cgroup *cgrp, u32 weight)
 }
 
 /*
- * Remove a cgroup. Its rows in shares.bpf.h stay: a task that is about to end may still take its
- * weight out of them.
+ * Remove a cgroup. Its entries in the rows of shares.bpf.h stay: a task that is about to end may
+ * still take its weight out of them.
  */
 static __always_inline void remove_cgroup(struct cgroup *cgrp)
 {

@@ -8,14 +8,14 @@
  *        | yes
  *   a wakeup from here meanwhile?      --yes--> late since that wakeup, at most
  *        |
- *   all delays of a second together at least three times the longest one?
+ *   all delays of about a second together at least three times the longest one?
  *        | yes                         --no--> chance, the host took nothing
  *   steal time of a period := sum of its delays
  *
- * The last question is needed because a long section with interrupts off delays a tick, too. 2,400
- * tasks that waited for one pipe were woken under its lock for 35 ms, while another CPU spun on the
- * lock, and a guest of two CPUs went down to one. Such a section is rare; a host that is short of
- * CPUs withholds them again and again.
+ * The last question is needed because a long section with interrupts off delays a tick, too. Such a
+ * section is rare, while a host that is short of CPUs withholds them again and again. Without the
+ * question a guest of two CPUs went down to one, because 2,400 tasks that waited for one pipe were
+ * woken under the pipe's lock for 35 ms, while the other CPU spun on that lock.
  *
  * What it does not do: see host slices that are shorter than a tick. So the estimate is low in the
  * middle of the range and right at its ends. The governors only need it to be monotone.
@@ -26,8 +26,8 @@
 extern unsigned long CONFIG_HZ __kconfig;
 
 /*
- * How long repeated delays are collected. A governor's period may be too short for that: a host
- * with quotas withholds a vCPU once in 100 ms.
+ * For how long delays are collected before their sum is compared with the longest one. A governor's
+ * period may be too short for that: a host with quotas withholds a vCPU once in 100 ms.
  */
 #define LATE_WINDOW_NS 950000000ULL
 
@@ -61,7 +61,7 @@ static __always_inline void note_tick(struct cpu_state *state)
 		state->longest_late_ns = late;
 }
 
-/* A higher scheduling class takes the CPU: that is not the host's doing. */
+/* A higher scheduling class takes the CPU: the next tick's delay is not the host's doing. */
 static __always_inline void forget_tick(struct cpu_state *state)
 {
 	if (preferred_enabled)
@@ -79,12 +79,14 @@ static __always_inline void note_running(struct cpu_state *state)
 		state->last_tick = scx_bpf_now();
 }
 
+/* The CPU leaves idle: a busy period begins. */
 static __always_inline void note_busy(struct cpu_state *state)
 {
 	if (preferred_enabled)
 		state->busy_since = scx_bpf_now();
 }
 
+/* The CPU goes idle: add the busy period that ends. */
 static __always_inline void note_idle(struct cpu_state *state)
 {
 	u64 now;
@@ -108,7 +110,10 @@ static __always_inline u64 late_in_period(const struct cpu_state *state)
 	return state->late_ns - state->seen_late_ns;
 }
 
-/* Begin the next window. A tick at this moment may be missed, or be in both. */
+/*
+ * Begin to collect delays anew. A tick at this moment may be counted in neither collection, or in
+ * both.
+ */
 static __always_inline void begin_late_window(struct cpu_state *state)
 {
 	state->window_late_ns = state->late_ns;

@@ -51,14 +51,16 @@ struct {
 } monitor_timers SEC(".maps");
 
 /*
- * How often the monitor looks in each period, and at how many times preferred_settings.high it asks
- * the governor at once. Otherwise a load that begins suddenly would thrash for a whole period.
+ * How often the monitor looks in each period; and at how many times preferred_settings.high it asks
+ * the governor before the period is over. Otherwise a load that begins suddenly would run on too
+ * many vCPUs for a whole period.
  */
 #define LOOKS 8
 #define ALARM 10
 
 struct governor_state governor;
 
+/* Return whether any of @size places from @first on has a usable CPU. */
 static __always_inline bool is_core_online(u32 first, u32 size)
 {
 	bool online = false;
@@ -79,7 +81,10 @@ static __always_inline bool is_requested(u32 cpu)
 	return requested_bits[(cpu / 64) % (MAX_CPUS / 64)] & (1ULL << (cpu % 64));
 }
 
-/* The lock: the verifier takes the timer for a part of the sleepable ops.init(). */
+/*
+ * Set or clear a CPU's bit in both forms of the set of preferred CPUs. The RCU lock is for the
+ * verifier, which takes the timer for a part of the sleepable ops.init().
+ */
 static __always_inline void set_preferred(u32 cpu, bool preferred)
 {
 	u64 *word = &preferred_bits[(cpu / 64) % (MAX_CPUS / 64)];
@@ -113,6 +118,7 @@ struct preferred_sums {
 	u32 chosen, withheld; /* online CPUs, preferred or not */
 } preferred_sums;
 
+/* Set which CPUs of a core are preferred, if @cores are to be so, and count the results. */
 __noinline int apply_to_core(u32 rank, u32 cores)
 {
 	bool is_set = preferred_settings.mode == PREFERRED_SET;
@@ -246,6 +252,7 @@ static __always_inline void end_period(u64 now)
 	}
 }
 
+/* Return from where the steal time comes, now that the kernel may have counted some. */
 static __always_inline u32 steal_source(void)
 {
 	if (preferred_settings.source != STEAL_SOURCE_AUTO)
@@ -254,6 +261,7 @@ static __always_inline u32 steal_source(void)
 	return preferred_status.kernel_steal_ns ? STEAL_SOURCE_KERNEL : STEAL_SOURCE_ESTIMATE;
 }
 
+/* Add up all CPUs for the governor. @elapsed: since the period began, ns. */
 static __always_inline void observe(struct governor_input *input, u64 elapsed)
 {
 	struct preferred_sums *sums = &preferred_sums;
@@ -278,8 +286,9 @@ static __always_inline void observe(struct governor_input *input, u64 elapsed)
 	sums->given = (sums->busy - taken) * 100 / core_ns;
 
 	/*
-	 * The governor needs what the host gives while there is work. A load that begins in the
-	 * middle of a period gets half of that on average, and lost one of its two cores for it.
+	 * The governor needs the cores that the host gives while there is work, so divide by the
+	 * time for which there was work. Averaged over the whole period, a load that began in the
+	 * middle of it got half of its two cores, and lost one of them for that.
 	 */
 	core_ns = sums->longest_busy * threads / input->total ?: 1;
 	input->given = (sums->busy - taken) * 100 / core_ns;
@@ -305,13 +314,14 @@ int apply_settings(void *ctx)
 /* The kernel lets a new CPU dispatch only some microseconds after ops.cpu_online(). */
 #define ONLINE_DELAY_NS 10000000
 
+/* CPUs came or went: let the monitor choose anew which ones are preferred. */
 static __always_inline void note_hotplug(u64 delay_ns)
 {
 	if (preferred_enabled)
 		apply_after(delay_ns);
 }
 
-/* The timer's callback. */
+/* The timer's callback: look how much the host takes, and set which CPUs are preferred. */
 static int monitor(void *map, int *key, struct monitor_timer *timer)
 {
 	struct governor_config config = {
@@ -366,6 +376,7 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 	return 0;
 }
 
+/* Create the mask of preferred CPUs and start the monitor's timer. */
 static __always_inline int start_monitor(void)
 {
 	struct bpf_cpumask *mask;

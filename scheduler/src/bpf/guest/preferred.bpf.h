@@ -5,18 +5,19 @@
  * Idea ("cpu_preferred_mask and steal-driven vCPU backoff", v2, Linux kernel list): the guests of
  * an overcommitted host together ask for more CPUs than it has. The host preempts vCPUs, often
  * while they hold locks. A guest that asks for fewer CPUs when the host withholds time runs faster,
- * and so do the others. monitor.bpf.h decides which CPUs are preferred; this file keeps tasks there:
+ * and so do the others. monitor.bpf.h decides which CPUs are preferred; this file keeps tasks
+ * there:
  *
  *   wakeup   -> only preferred CPUs, if the task's affinity allows any
  *   running  -> on another CPU: migrates at the next tick
  *   queued   -> on another CPU: migrates when that CPU next looks for work
- *   steal    -> a CPU that is not preferred takes tasks only from its like: a task that is still
- *               there may run nowhere else
+ *   steal    -> a withheld CPU takes tasks only from withheld CPUs: a task that is still there may
+ *               run nowhere else
  *
  * The scheduler never changes an affinity: a task that may use no preferred CPU runs where it may.
  *
- * What it does not do: place real-time tasks, which the kernel does. Move interrupts and unbound
- * workqueues, which user space does (host_state.rs).
+ * What it does not do: place real-time tasks (the kernel does), or move interrupts and unbound
+ * workqueues (user space does, host_state.rs).
  */
 #ifndef __MAGPIE_PREFERRED_BPF_H
 #define __MAGPIE_PREFERRED_BPF_H
@@ -26,7 +27,7 @@ const volatile bool preferred_enabled = false;
 /* Written by the monitor, read by user space. */
 struct preferred_status preferred_status;
 
-/* One bit a CPU: read on every wakeup, written when the number of cores changes. */
+/* One bit per CPU: read on every wakeup, written when the number of cores changes. */
 u64 preferred_bits[MAX_CPUS / 64];
 
 /* The same as a mask for the kernel's functions. */
@@ -38,6 +39,7 @@ static __always_inline bool is_restricted(void)
 	return preferred_enabled && READ_ONCE(preferred_status.withheld);
 }
 
+/* Return whether tasks may be sent to the CPU. The mask: as in topology_of(). */
 static __always_inline bool is_preferred(s32 cpu)
 {
 	u32 index = cpu & (MAX_CPUS - 1);
@@ -53,12 +55,16 @@ static __always_inline bool has_preferred(const struct task_struct *p)
 	return mask && bpf_cpumask_intersects(p->cpus_ptr, (const struct cpumask *)mask);
 }
 
+/* Return true if the task is on a withheld CPU and may run on a preferred one instead. */
 static __always_inline bool must_leave(const struct task_struct *p, s32 cpu)
 {
 	return is_restricted() && !is_preferred(cpu) && !is_pinned(p) && has_preferred(p);
 }
 
-/* The kernel's choice of an idle preferred CPU for a woken task, or a negative number. */
+/*
+ * With --no-wakeup, the idle preferred CPU that the kernel chooses for a woken task, or a negative
+ * number.
+ */
 static __always_inline s32 pick_idle_preferred(struct task_struct *p, s32 prev_cpu, u64 wake_flags)
 {
 	struct bpf_cpumask *mask = preferred_mask;
@@ -69,7 +75,7 @@ static __always_inline s32 pick_idle_preferred(struct task_struct *p, s32 prev_c
 	return scx_bpf_select_cpu_and(p, prev_cpu, wake_flags, (const struct cpumask *)mask, 0);
 }
 
-/* Any preferred CPU that the task may use, or -1. */
+/* A preferred CPU that the task may use, another one each time; -1 if there is none. */
 static __always_inline s32 any_preferred(const struct task_struct *p)
 {
 	struct bpf_cpumask *mask = preferred_mask;
@@ -83,7 +89,7 @@ static __always_inline s32 any_preferred(const struct task_struct *p)
 	return cpu < nr_cpus && is_usable(cpu) ? (s32)cpu : -1;
 }
 
-/* The CPU in whose queue a woken task waits if no CPU idles. */
+/* The CPU in whose queue a woken task waits if no idle CPU was found for it. */
 static __always_inline s32 queue_for(const struct task_struct *p, s32 prev_cpu)
 {
 	s32 cpu = is_preferred(prev_cpu) || !has_preferred(p) ? prev_cpu : any_preferred(p);
@@ -91,7 +97,10 @@ static __always_inline s32 queue_for(const struct task_struct *p, s32 prev_cpu)
 	return cpu < 0 ? prev_cpu : cpu;
 }
 
-/* An idle CPU for a waiting task on the kernel's masks of idle CPUs, or a negative number. */
+/*
+ * With --no-wakeup, an idle CPU that a waiting task may use, from the kernel's masks of idle CPUs;
+ * a negative number if there is none.
+ */
 static __always_inline s32 pick_idle_plainly(const struct task_struct *p)
 {
 	struct bpf_cpumask *mask = preferred_mask;
@@ -102,7 +111,10 @@ static __always_inline s32 pick_idle_plainly(const struct task_struct *p)
 
 	cpu = scx_bpf_pick_idle_cpu((const struct cpumask *)mask, 0);
 	if (cpu >= 0 && !bpf_cpumask_test_cpu(cpu, p->cpus_ptr)) {
-		/* The pick took the CPU out of the idle mask; the kick puts it back. */
+		/*
+		 * The kernel took the CPU out of its idle mask; the kick makes the CPU enter it
+		 * again.
+		 */
 		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 		return -EBUSY;
 	}
@@ -110,7 +122,7 @@ static __always_inline s32 pick_idle_plainly(const struct task_struct *p)
 	return cpu;
 }
 
-/* The CPU in whose queue a task should wait: another one if it must leave @cpu. */
+/* The CPU in whose queue a task should wait: a preferred one if the task must leave @cpu. */
 static __always_inline s32 redirect(const struct task_struct *p, s32 cpu)
 {
 	s32 other;

@@ -4,12 +4,15 @@
  *
  *   running task still runnable, may stay, and first? --yes--> keep it
  *        | no
- *   own queue --empty--> keep it after all, or search elsewhere
+ *   own queue --empty--> keep the running task after all, or search elsewhere
  */
 #ifndef __MAGPIE_DISPATCH_BPF_H
 #define __MAGPIE_DISPATCH_BPF_H
 
-/* Charge the previous task, and return its state if it may go on here; NULL otherwise. */
+/*
+ * Charge the previous task, and return its state if it may go on here; NULL if it sleeps, must
+ * leave this CPU, is about to migrate, or is throttled.
+ */
 static __always_inline struct task_state *find_stayer(struct task_struct *prev, s32 cpu)
 {
 	struct task_state *ts;
@@ -25,6 +28,7 @@ static __always_inline struct task_state *find_stayer(struct task_struct *prev, 
 	return is_migrating(ts) || is_throttled(prev, ts) ? NULL : ts;
 }
 
+/* Let the running task go on for another slice. */
 static __always_inline void keep_running(struct task_struct *p, struct task_state *ts,
 					 struct cpu_state *state)
 {

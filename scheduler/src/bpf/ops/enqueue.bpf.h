@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * enqueue.bpf.h - operations: where a runnable task that no CPU was found for waits.
+ * enqueue.bpf.h - operations: where a runnable task waits if no idle CPU was found for it.
  *
  *   cgroup throttled?                       --yes--> parking place
- *   a core was found for it?                --yes--> local queue there
+ *   an idle core is claimed for it?         --yes--> local queue there
  *   its CPU is not preferred?               --yes--> queue of a preferred CPU
  *   woken, and due before the running task? --yes--> preempts it
  *        | no
@@ -12,7 +12,7 @@
 #ifndef __MAGPIE_ENQUEUE_BPF_H
 #define __MAGPIE_ENQUEUE_BPF_H
 
-/* Join the clock of the CPU where the task will wait or run. */
+/* Let the task join the clock of the CPU where it will wait or run, and count in its cgroup. */
 static __always_inline void join_cpu(struct task_state *ts, s32 cpu, u64 enq_flags)
 {
 	join_cgroup(ts);
@@ -23,8 +23,9 @@ static __always_inline void join_cpu(struct task_state *ts, s32 cpu, u64 enq_fla
 }
 
 /*
- * Let other CPUs find a task that was queued here. The advertisement comes last: the kernel inserts
- * the task after this, and a thief that comes earlier clears the bit.
+ * Let other CPUs find a task that was queued here. Advertise it last: the kernel inserts the task
+ * only after ops.enqueue(), and a thief that comes before that finds the queue empty and clears the
+ * bit.
  */
 static __always_inline void offer_task(struct task_struct *p, const struct task_state *ts, s32 cpu,
 				       u64 enq_flags)
@@ -37,6 +38,7 @@ static __always_inline void offer_task(struct task_struct *p, const struct task_
 	advertise_queue(cpu);
 }
 
+/* Queue a task on its CPU and offer it to others, or let it preempt the running task. */
 static __always_inline void wait_on(struct task_struct *p, struct task_state *ts, s32 cpu,
 				    u64 enq_flags)
 {

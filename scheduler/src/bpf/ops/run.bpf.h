@@ -2,14 +2,17 @@
 /*
  * run.bpf.h - operations: a task begins to run, ticks, and stops; a CPU goes idle.
  *
- *   running -> tick, tick, ... -> stopping       another class takes the CPU: lose_tick()
+ *   running -> tick, tick, ... -> stopping       another class takes the CPU: lose_ticks()
  *                                 |
  *                        no task: update_idle(true) ... update_idle(false)
  */
 #ifndef __MAGPIE_RUN_BPF_H
 #define __MAGPIE_RUN_BPF_H
 
-/* Join this CPU's clock if the task was taken from another CPU's queue; whether it is in turn. */
+/*
+ * Let a task that was taken from another CPU's queue join this CPU's clock. Returns whether the
+ * task runs in turn, rather than past tasks that wait here.
+ */
 static __always_inline bool arrive(struct task_state *ts, s32 cpu)
 {
 	if (ts->cpu == cpu)
@@ -19,13 +22,17 @@ static __always_inline bool arrive(struct task_state *ts, s32 cpu)
 	return !scx_bpf_dsq_nr_queued(cpu);
 }
 
-/* A real-time task has the CPU: its ticks do not reach us, and advertise no queued task. */
+/*
+ * A real-time task has the CPU: its ticks do not reach us, so no tick advertises the queued tasks,
+ * and the time until our next tick is not the host's doing.
+ */
 static __always_inline void lose_ticks(s32 cpu)
 {
 	WRITE_ONCE(state_of(cpu)->has_no_tick, 1);
 	forget_tick(state_of(cpu));
 }
 
+/* A task of ours runs, and has ticks. */
 static __always_inline void regain_ticks(struct cpu_state *state)
 {
 	if (state->has_no_tick)
@@ -47,9 +54,9 @@ static __always_inline bool evict_at_tick(struct task_struct *p, struct cpu_stat
 }
 
 /*
- * The last moment at which a task could have been queued unseen: a search for work drops the
- * runqueue lock while this CPU does not yet look idle to wakers. From here on, a wakeup on this
- * runqueue finds the idle task running and reschedules it.
+ * A CPU goes idle: kick it at once if a task was queued unseen. A search for work drops the
+ * runqueue lock, and a waker that queues a task here meanwhile does not yet see an idle CPU. From
+ * here on, a wakeup on this runqueue finds the idle task running and reschedules the CPU.
  */
 static __always_inline void rescue_at_idle(struct cpu_state *state, s32 cpu)
 {
@@ -63,6 +70,7 @@ static __always_inline void rescue_at_idle(struct cpu_state *state, s32 cpu)
 	}
 }
 
+/* The kernel begins to run the idle task. */
 static __always_inline void enter_idle(struct cpu_state *state, s32 cpu)
 {
 	begin_idle(state);
@@ -72,6 +80,7 @@ static __always_inline void enter_idle(struct cpu_state *state, s32 cpu)
 	rescue_at_idle(state, cpu);
 }
 
+/* The kernel runs another task than the idle task, of any class. */
 static __always_inline void leave_idle(struct cpu_state *state, s32 cpu)
 {
 	end_idle(state);

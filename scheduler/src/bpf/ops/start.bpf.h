@@ -6,8 +6,9 @@
 #define __MAGPIE_START_BPF_H
 
 /*
- * Register which CPUs are online, all as idle: a CPU that idles would register itself only at its
- * next idle period, and one that does not corrects this at its next tick or switch.
+ * Register which CPUs are online, and register all of these as idle. A CPU that idles now would
+ * register itself only at its next idle period; a busy one corrects its entry at its next tick or
+ * context switch.
  */
 static void find_online_cpus(void)
 {
@@ -28,6 +29,7 @@ static void find_online_cpus(void)
 	scx_bpf_put_cpumask(online);
 }
 
+/* Create the queue of each possible CPU, in the memory of the CPU's node. */
 static __always_inline s32 create_queues(void)
 {
 	s32 cpu, err;
@@ -43,7 +45,10 @@ static __always_inline s32 create_queues(void)
 	return 0;
 }
 
-/* A CPU goes offline. The kernel asks it for queued tasks no more, so they would wait for ever. */
+/*
+ * A CPU goes offline: hand the tasks of its queue to the kernel. The kernel no longer calls
+ * ops.dispatch() on that CPU, so they would wait for ever.
+ */
 static __always_inline void empty_queue(s32 cpu)
 {
 	struct task_struct *p;

@@ -8,11 +8,11 @@
  * tasks of two groups of hackbench, two on each core, which took 1.5 times as long as under EEVDF.
  * So each LLC counts the tasks that were forked there lately and have not ended.
  *
- *   another LLC has fewer for its size, by an eighth of the parent's CPUs?
+ *   another LLC has fewer per CPU, by an eighth of a fork at least?
  *        | yes                                --no--> begin at the parent's CPU
  *   begin at one of its cores, another each time, if the task may use it
  *
- * From there on it is a wakeup like any other (wakeup.bpf.h), which takes the nearest idle CPU.
+ * From there on the search is that of any wakeup (wakeup.bpf.h), and takes the nearest idle CPU.
  * "Lately": the count halves each second. An exit is subtracted at once, so a parent that forks one
  * child after the other and waits for each keeps them near.
  *
@@ -25,11 +25,11 @@ const volatile bool fork_enabled = true;
 
 #define FORKS_HALVE_NS 1000000000ULL
 
-/* Forks per CPU of an LLC, in 1/1024. */
+/* A unit of forks per CPU: an LLC with as many forks as CPUs has WHOLE_LLC of it. */
 #define WHOLE_LLC 1024
 #define WORTH_LEAVING (WHOLE_LLC / 8)
 
-/* Written at forks and exits only. Two at once may lose a fork, or a halving. */
+/* Written at forks and exits only. If two CPUs write at once, a fork or a halving may be lost. */
 struct llc_forks {
 	u64 halved_at;
 	s32 tasks;
@@ -42,7 +42,10 @@ static __always_inline struct llc_forks *forks_of(u32 llc)
 	return &llc_forks[llc & (MAX_LLCS - 1)];
 }
 
-/* Signed: another CPU, whose time is ahead, may just have halved the count. */
+/*
+ * How often an LLC's count is to be halved by now. The age is signed: another CPU, whose time is
+ * ahead, may just have halved the count.
+ */
 static __always_inline u32 halvings_due(const struct llc_forks *forks, u64 now)
 {
 	s64 age = now - READ_ONCE(forks->halved_at);
@@ -60,12 +63,16 @@ static __always_inline u32 count_forks(u32 llc, u64 now)
 	return tasks > 0 && halvings < 32 ? (u32)tasks >> halvings : 0;
 }
 
+/* The forks in an LLC for its size, with WHOLE_LLC for one fork per CPU. */
 static __always_inline u32 how_full(u32 llc, u64 now)
 {
 	return count_forks(llc, now) * WHOLE_LLC / (llc_of(llc)->size ?: 1);
 }
 
-/* The nearest LLC of those with the fewest forks for their size. */
+/*
+ * The LLC with the fewest forks for its size, the nearest of several; the parent's own unless that
+ * has more by WORTH_LEAVING.
+ */
 __noinline u32 llc_for_fork(u32 parents, u64 now)
 {
 	u32 least = how_full(parents, now);
@@ -75,7 +82,7 @@ __noinline u32 llc_for_fork(u32 parents, u64 now)
 	if (least < WORTH_LEAVING)
 		return parents;
 
-	/* The parent's LLC must have more than another one by WORTH_LEAVING. */
+	/* From here on another LLC counts only if it is below the parent's by WORTH_LEAVING. */
 	least -= WORTH_LEAVING - 1;
 	bpf_for(i, 1, nr_llcs) {
 		u32 other = nth_llc(parents, i);
@@ -90,6 +97,7 @@ __noinline u32 llc_for_fork(u32 parents, u64 now)
 	return llc;
 }
 
+/* Count a new task in an LLC, and note in the task where it is counted. */
 static __always_inline void note_fork(struct task_state *ts, u32 llc, u64 now)
 {
 	struct llc_forks *forks = forks_of(llc);
@@ -102,6 +110,7 @@ static __always_inline void note_fork(struct task_state *ts, u32 llc, u64 now)
 	ts->forked_in = 1 + llc;
 }
 
+/* A task ends, or changes its class: it no longer counts as forked in its LLC. */
 static __always_inline void forget_fork(struct task_state *ts)
 {
 	struct llc_forks *forks;
@@ -109,14 +118,17 @@ static __always_inline void forget_fork(struct task_state *ts)
 	if (nr_llcs == 1 || !ts->forked_in)
 		return;
 
-	/* Halving may have removed it already. */
+	/* Halvings may have brought the count to 0 before. */
 	forks = forks_of(ts->forked_in - 1);
 	if (READ_ONCE(forks->tasks) > 0)
 		__sync_fetch_and_add(&forks->tasks, -1);
 	ts->forked_in = 0;
 }
 
-/* A core of the LLC: a different one for each task that is counted there. */
+/*
+ * The first CPU of a core of the LLC. The core changes with the count, so tasks that are forked one
+ * after the other begin at different cores.
+ */
 static __always_inline u32 next_core(u32 llc, u64 now)
 {
 	u32 first = llc_of(llc)->first;

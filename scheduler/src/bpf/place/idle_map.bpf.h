@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * idle_map.bpf.h - mechanism "wakeup", part: which CPUs are idle, noted where they are.
+ * idle_map.bpf.h - mechanism "wakeup", part: which CPUs are idle, in a map for each LLC.
  *
  * Idea ("Push-based load balancing", RFC v2, Linux kernel list): the kernel writes its mask of idle
  * CPUs at every entry to and exit from idle, and the mask's lines travel between all CPUs. Here
- * each LLC has its own mask, a CPU stays in it until its first tick after it left idle, and a count
- * says which LLCs are worth a search. portable/idle_map.h is the structure.
+ * each LLC has its own map, a CPU stays in the map until its first tick after it left idle, and a
+ * count says which LLCs are worth a search. portable/idle_map.h is the structure.
  *
  *   update_idle(true)  -> word: free, bit: set          (idle_begins)
  *   update_idle(false) -> word: busy, bit: stays        (idle_ends)
@@ -23,7 +23,7 @@
 
 const volatile bool idle_map_enabled = true;
 
-/* Bits by place. A CPU writes its own bit, seldom; all CPUs read it. */
+/* The bits of all CPUs, by place. A CPU seldom writes its own bit; all CPUs read all bits. */
 struct sparsemask_line idle_places[MAX_LINES];
 struct idle_count idle_counts[MAX_LLCS];
 struct {
@@ -35,6 +35,7 @@ static __always_inline struct idle_count *idle_count_of(u32 llc)
 	return &idle_counts[llc & (MAX_LLCS - 1)];
 }
 
+/* Set or clear a CPU's bit, and keep the counts of idle CPUs and LLCs. */
 static __always_inline void set_idle_bit(s32 cpu, bool is_set)
 {
 	const volatile struct cpu_topology *topology = topology_of(cpu);
@@ -76,8 +77,9 @@ __noinline bool is_alone_on_core(u32 cpu)
 }
 
 /*
- * Let searches look for an idle core again, see search_llc(). Siblings that go idle at the same
- * moment may miss each other, until one of them goes idle again.
+ * If the CPU's core is idle, let searches in its LLC look for an idle core again, see search_llc().
+ * Siblings that go idle at the same moment may each see the other busy; the core is then not noted
+ * until one of them goes idle again.
  */
 static __always_inline void note_idle_core(struct cpu_state *state, s32 cpu)
 {
@@ -91,10 +93,10 @@ static __always_inline void note_idle_core(struct cpu_state *state, s32 cpu)
 }
 
 /*
- * The CPU idles, or it was kicked while idle and found no work: that ends a claim. In bypass mode,
- * at the start and around suspend, the kernel does not call update_idle(). It kicks every CPU
- * afterwards, and this call registers those that are idle. (A CPU runs the idle task on its way
- * offline, too, and must not be found then.)
+ * The CPU goes idle, or was kicked while idle and found no work: register it as free, which ends a
+ * claim. In bypass mode, at the start and around suspend, the kernel does not call update_idle().
+ * It kicks every CPU afterwards, and this call registers those that are idle. (A CPU runs the idle
+ * task on its way offline, too, and must not be found then.)
  */
 static __always_inline void idle_goes_on(struct cpu_state *state, s32 cpu)
 {
@@ -106,6 +108,7 @@ static __always_inline void idle_goes_on(struct cpu_state *state, s32 cpu)
 	note_idle_core(state, cpu);
 }
 
+/* The CPU goes idle. */
 static __always_inline void idle_begins(struct cpu_state *state, s32 cpu)
 {
 	if (idle_map_enabled)
@@ -113,12 +116,14 @@ static __always_inline void idle_begins(struct cpu_state *state, s32 cpu)
 	idle_goes_on(state, cpu);
 }
 
+/* The CPU leaves idle. Its bit stays until its next tick: it may idle again before that. */
 static __always_inline void idle_ends(struct cpu_state *state)
 {
 	if (idle_map_enabled)
 		WRITE_ONCE(state->idle, IDLE_NOT);
 }
 
+/* A tick on a busy CPU: clear its bit, so that searches no longer look at it. */
 static __always_inline void idle_is_over(struct cpu_state *state, s32 cpu)
 {
 	if (!idle_map_enabled || state->idle == IDLE_POLICY)
@@ -129,6 +134,7 @@ static __always_inline void idle_is_over(struct cpu_state *state, s32 cpu)
 		WRITE_ONCE(state->idle, IDLE_NOT);
 }
 
+/* The CPU goes offline: no search may find it, and its siblings have the core for themselves. */
 static __always_inline void idle_goes_offline(struct cpu_state *state, s32 cpu)
 {
 	if (!idle_map_enabled)
@@ -150,7 +156,7 @@ static __always_inline void idle_policy_begins(struct cpu_state *state, s32 cpu,
 	note_idle_core(state, cpu);
 }
 
-/* It stops. A claim of this CPU ends with it. */
+/* The running task stops: if it was a SCHED_IDLE task, its CPU no longer counts as idle. */
 static __always_inline void idle_policy_ends(struct cpu_state *state)
 {
 	if (idle_map_enabled && (state->idle == IDLE_POLICY || state->idle > IDLE_LAST))

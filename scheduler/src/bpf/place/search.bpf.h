@@ -2,9 +2,9 @@
 /*
  * search.bpf.h - mechanism "wakeup", part: searches for an idle CPU or core.
  *
- * portable/placement.h has the order of a search and leaves open how to ask a CPU. This file
- * answers its questions from the idle map and the kernel's tasks, and makes the searches that
- * several mechanisms share:
+ * portable/placement.h has the order of a search and calls functions of its includer to ask about
+ * CPUs. This file defines them, from the idle map and the kernel's tasks, and makes the searches
+ * that several mechanisms share:
  *
  *   wakeup.bpf.h        choose_cpu()       any idle CPU, in the order of its page
  *   spread.bpf.h        pick_idle_core()   only an idle core
@@ -17,20 +17,22 @@
 #ifndef __MAGPIE_SEARCH_BPF_H
 #define __MAGPIE_SEARCH_BPF_H
 
-/* Whole idle cores before idle CPUs. */
+/* Look for an idle core before any idle CPU. */
 const volatile bool wakeup_idle_core = true;
 
 const volatile bool spread_enabled = true;
 
-/* How many CPUs a search for any idle CPU looks at in an LLC; each waking CPU learns it. */
+/* How many CPUs a search for any idle CPU looks at in an LLC; each waking CPU learns its number. */
 #define FEWEST_LOOKS 8
 #define MOST_LOOKS 64
 
-/* Without SMT any idle CPU is an idle core. */
+/* Return whether idle cores come before idle CPUs. Without SMT any idle CPU is an idle core. */
 static __always_inline bool wants_idle_core(void)
 {
 	return wakeup_idle_core && has_smt;
 }
+
+/* The questions of portable/placement.h, which has the comments of those without one here. */
 
 bool may_place(const struct task_struct *task, u32 cpu)
 {
@@ -58,9 +60,9 @@ bool claim_cpu(struct placement *at, u32 cpu)
 }
 
 /*
- * Return whether the waker is expected to sleep now and leaves its CPU to the wakee. The sync
- * flag alone says little, because every write to a pipe or a socket sets it; the waker must also have
- * short bursts. When every sync waker was believed, tasks waited beside idle CPUs behind wakers that
+ * Return whether the waker is expected to sleep soon, and no other task waits for its CPU. The sync
+ * flag alone says little, because every write to a pipe or a socket sets it; the waker must also
+ * have short bursts. When the flag alone decided, tasks waited beside idle CPUs behind wakers that
  * ran on, and hackbench took twice as long.
  */
 bool leaves_cpu(const struct placement *at)
@@ -96,8 +98,9 @@ void begin_visit(struct sparsemask_visit *visit, u32 llc, u32 near_cpu)
 	u32 first = llc_of(llc)->first;
 
 	/*
-	 * Begin at the core's first CPU. From @near_cpu itself, siblings before it would come last,
-	 * and a task whose CPU its waker has would pass its own idle sibling.
+	 * Begin at the first CPU of @near_cpu's core. A visit from @near_cpu itself would come last
+	 * to siblings before it: a task whose waker runs on its previous CPU would miss the idle
+	 * sibling there.
 	 */
 	*visit = sparsemask_visit_begin(first, first + llc_of(llc)->size,
 					topology_of(near_cpu)->core_first);
@@ -126,12 +129,15 @@ __noinline s32 pick_idle_core(struct task_struct *p __arg_trusted, s32 waker)
 	return search_beyond(&at, p, llc) != STEP_QUEUE ? (s32)at.cpu : -EBUSY;
 }
 
-/* Return whether a task on this CPU may share its core, and leaves it for an idle one. */
+/* Return whether tasks on this CPU may leave its core for an idle one: it has siblings. */
 static __always_inline bool may_spread_from(s32 cpu)
 {
 	return spread_enabled && topology_of(cpu)->core_size > 1;
 }
 
+/*
+ * Return whether the task is a CPU hog that spreading would move to an idle core sooner or later.
+ */
 static __always_inline bool wants_core_for_itself(struct task_struct *p)
 {
 	const struct task_state *ts;
@@ -158,7 +164,10 @@ static __always_inline s32 pick_idle_for(struct task_struct *p)
 	if (!idle_map_enabled)
 		return pick_idle_plainly(p);
 
-	/* A CPU hog will stay where it goes now: far away is better than on a shared core. */
+	/*
+	 * A CPU hog will stay where it runs next: an idle core far away is better than a shared
+	 * one.
+	 */
 	if (wants_core_for_itself(p)) {
 		s32 idle = pick_idle_core(p, at.waker);
 

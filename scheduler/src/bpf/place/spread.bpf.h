@@ -3,11 +3,11 @@
  * spread.bpf.h - mechanism "spread": a task that no wakeup places finds an idle core.
  *
  * Idea (the kernel's SMT balancing, Linux kernel/sched/fair.c): two CPU hogs that share a core
- * beside an idle one run at 0.6 of their speed. wakeup.bpf.h places tasks when they wake, which hogs
- * never do, and an idle CPU takes only queued tasks. So a hog would stay where it was forked. A task
- * that is woken while it is still leaving its CPU is not placed either: the kernel wakes it there. A
- * messenger that answers its workers at once meets them so each time, and two workers shared a core
- * for 17 ms.
+ * beside an idle one run at 0.6 of their speed. wakeup.bpf.h places tasks when they wake, which
+ * hogs never do, and an idle CPU takes only queued tasks. So a hog would stay where it was forked.
+ * The kernel does not call ops.select_cpu() either for a task that is woken while it is still
+ * leaving its CPU, but wakes the task there. A messenger that answers its workers at once wakes
+ * them at that moment each time, and two workers shared a core for 17 ms.
  *
  *   tick of a task that may migrate
  *        |
@@ -17,7 +17,7 @@
  *        | yes, claimed
  *   slice ended --> ops.dispatch() requeues it --> ops.enqueue() sends it there
  *
- *   woken, and the kernel chose no CPU?
+ *   woken, without ops.select_cpu()?
  *        | yes
  *   long bursts, core shared?                   --no--> there
  *        | yes
@@ -25,10 +25,11 @@
  *        | yes, claimed                         --no--> there
  *   sent there
  *
- * Two ticks are asked, because timers wake tasks on siblings at the very moment of a tick.
+ * The core must be shared at two ticks, because timers wake tasks on siblings at the very moment of
+ * a tick.
  *
- * What it does not do: move a running task of another CPU; each task looks for itself. Stay within
- * the node: the nearest idle core is taken, however far it is.
+ * What it does not do: move a running task of another CPU (each task looks for a core at its own
+ * tick), or stay within the node (the nearest idle core is taken, however far it is).
  */
 #ifndef __MAGPIE_SPREAD_BPF_H
 #define __MAGPIE_SPREAD_BPF_H
@@ -60,7 +61,10 @@ static __always_inline void leave_shared_core(struct task_struct *p, struct task
 	scx_bpf_task_set_slice(p, 0);
 }
 
-/* Send a task, whose slice was ended, to the core that was claimed for it; whether it was sent. */
+/*
+ * Send a task, whose slice leave_shared_core() has ended, to the core that was claimed for it;
+ * whether it was sent.
+ */
 static __always_inline bool migrate_to_idle_core(struct task_struct *p, struct task_state *ts,
 						 u64 enq_flags)
 {
@@ -79,7 +83,10 @@ static __always_inline bool migrate_to_idle_core(struct task_struct *p, struct t
 	return true;
 }
 
-/* Send a woken task, for which the kernel chose no CPU, to an idle core; whether it was sent. */
+/*
+ * Send a woken task, for which the kernel did not call ops.select_cpu(), to an idle core; whether
+ * it was sent.
+ */
 static __always_inline bool wake_on_idle_core(struct task_struct *p, struct task_state *ts, s32 cpu,
 					      u64 enq_flags)
 {
@@ -103,12 +110,13 @@ static __always_inline bool wake_on_idle_core(struct task_struct *p, struct task
 	return true;
 }
 
-/* The task runs: an earlier claim for it has served its purpose, or has lapsed. */
+/* The task runs: it has arrived at the core that was claimed for it, or the claim has lapsed. */
 static __always_inline void end_migration(struct task_state *ts)
 {
 	ts->migrates_to = 0;
 }
 
+/* Return whether a core was claimed for the task, which must then be requeued. */
 static __always_inline bool is_migrating(const struct task_state *ts)
 {
 	return ts->migrates_to;

@@ -3,13 +3,13 @@
  * wakeup.bpf.h - mechanism "wakeup": where a woken task runs.
  *
  * Idea ("Prefer the previous cpu for wakeup", v7, Linux kernel list): with half of the CPUs busy or
- * fewer, the kernel wakes tasks on the idle sibling of a busy core, or moves them from core to core,
- * while whole cores idle. The task's previous CPU comes first, if its core is idle, and then the CPU
- * before that.
+ * fewer, the kernel wakes tasks on the idle sibling of a busy core, or moves them from core to
+ * core, while whole cores idle. The task's previous CPU comes first, if its core is idle, and then
+ * the CPU before that.
  *
  *   previous CPU, core idle?                                 --yes--> there
  *   recent CPU, in the waker's LLC, core idle?               --yes--> there
- *   sync, and the waker leaves an idle core behind?          --yes--> waker's queue
+ *   sync wakeup, and the waker leaves an idle core behind?   --yes--> waker's queue
  *   idle core in the LLC?                                    --yes--> there
  *   idle core in another LLC, for a new task or long bursts? --yes--> there
  *   idle CPU in the LLC?                                     --yes--> there
@@ -18,21 +18,21 @@
  *
  * portable/placement.h has this order. Only CPUs that the task may use count, and only preferred
  * ones if it may use any. For a task with long bursts, a core also counts as idle if only the waker
- * runs there and is expected to sleep next. Otherwise workers that a messenger wakes from the only
+ * runs there and is expected to sleep soon. Otherwise workers that a messenger wakes from the only
  * free core share another core for good, because the messenger's core is never idle when they wake.
  * A task that is sent to an idle CPU does not pass the queue.
  *
- * How many CPUs a search looks at, each waking CPU learns: twice as many after a success, half after
- * a failure. A search for an idle core looks at all CPUs of the LLC, but only if a core there has
- * become idle since the last search that found none, as in the kernel. So a wakeup in a busy LLC
- * wastes little time.
+ * Each waking CPU learns how many CPUs a search looks at: twice as many after a success, half as
+ * many after a failure. A search for an idle core looks at all CPUs of the LLC, but only if a core
+ * there has become idle since the last search that found none, as in the kernel. So a wakeup in a
+ * busy LLC wastes little time.
  *
- * A new task has no previous CPU: the search begins at its parent's, or in another LLC (fork.bpf.h).
- * On hybrid CPUs a task that uses up its slices wants a fast core, but takes a slow idle one before
- * it waits.
+ * A new task has no previous CPU: the search begins at its parent's, or in another LLC
+ * (fork.bpf.h). On a hybrid machine a task with bursts of half a slice or more prefers a fast CPU,
+ * but takes an idle slow one rather than wait.
  *
- * What it does not do: move a task of another LLC closer to its waker while its own LLC has an idle
- * CPU, as the kernel's wake_affine() does.
+ * What it does not do: move a task to its waker's LLC, as the kernel's wake_affine() does, while
+ * the task's own LLC has an idle CPU.
  */
 #ifndef __MAGPIE_WAKEUP_BPF_H
 #define __MAGPIE_WAKEUP_BPF_H
@@ -45,12 +45,12 @@
 
 /*
  * A task with longer bursts loses less by a cold cache than by sharing a core: the kernel's
- * migration cost. Otherwise three tasks stay on the two cores of an LLC for ever, beside an LLC with
- * one task. A new task may turn out to be such a task, and its cache is cold anyway.
+ * migration cost. Otherwise three tasks stay on the two cores of an LLC for ever, beside an LLC
+ * with one task. A new task may turn out to be such a task, and its cache is cold anyway.
  */
 #define WORTH_A_CORE_NS 500000
 
-/* --no-wakeup: the kernel's choice, on its own masks of idle CPUs. */
+/* With --no-wakeup, let the kernel choose the CPU, from its own masks of idle CPUs. */
 static __always_inline s32 place_plainly(struct task_struct *p, s32 prev_cpu, u64 wake_flags,
 					 bool *is_idle)
 {
@@ -65,7 +65,7 @@ static __always_inline s32 place_plainly(struct task_struct *p, s32 prev_cpu, u6
 	return *is_idle ? cpu : queue_for(p, prev_cpu);
 }
 
-/* Choose a CPU in the order above; sets @is_idle if it is claimed. */
+/* Choose a CPU in the order above; @is_idle is set if the CPU is idle and claimed for the task. */
 static __always_inline s32 place_on_idle(struct task_struct *p, struct task_state *ts, s32 prev_cpu,
 					 u64 wake_flags, bool *is_idle, u64 *enq_flags)
 {

@@ -2,8 +2,8 @@
 /*
  * average.h - the moving average of idle periods, bursts and costs, and whether delays repeat.
  *
- * A new sample weighs 1/8, as in the kernel's update_avg(): about the last
- * eight samples matter, no history is kept, and there is no division.
+ * A new sample weighs 1/8, as in the kernel's update_avg(): about the last eight samples matter, no
+ * history is kept, and there is no division.
  */
 #ifndef __MAGPIE_AVERAGE_H
 #define __MAGPIE_AVERAGE_H
@@ -13,9 +13,9 @@
 #define AVERAGE_SHIFT 3
 
 /*
- * The average moves by an eighth of its distance to the sample, and rests when
- * it is less than 8 away. Two cases rather than a signed difference, so that no
- * pair of values, however far apart, takes it past the sample.
+ * Return the average after one more sample. It moves by an eighth of its distance to the sample,
+ * and rests when the distance is below 8. Two cases rather than a signed difference, so that no
+ * pair of values, however far apart, takes the average past the sample.
  */
 static inline u64 average_add(u64 average, u64 sample)
 {

@@ -3,8 +3,9 @@
  * bandwidth.h - how much CPU time a cgroup with a limit may still use.
  *
  * Each period adds the quota to the cgroup's *budget*, up to quota + burst. If the cgroup uses more
- * than its budget, the budget is negative, a debt, which the next periods pay back. So the usage
- * over many periods equals the limit, however late a CPU notices that the budget is used up.
+ * than its budget, the budget is negative, and the next periods pay this debt back. So the usage of
+ * a cgroup that always wants more equals the limit over many periods, however late a CPU notices
+ * that the budget is used up.
  */
 #ifndef __MAGPIE_BANDWIDTH_H
 #define __MAGPIE_BANDWIDTH_H

@@ -3,17 +3,19 @@
  * fair.h - lag and deadlines: the arithmetic of fair shares.
  *
  * Idea (EEVDF: Stoica and Abdel-Wahab 1995; Linux kernel/sched/fair.c). A task's *vruntime*
- * advances with CPU time over weight. The *clock* of a runqueue is how far its tasks are. A task's
- * *lag* is clock minus vruntime: positive if the runqueue owes the task CPU time, negative if the
- * task has had too much. A task that leaves a runqueue keeps its lag, within bounds, and joins the
- * next one with it. So the clocks of two runqueues never need to agree.
+ * advances with CPU time over weight. The *clock* of a runqueue is the virtual time that its tasks
+ * have reached. A task's *lag* is clock minus vruntime: positive if the runqueue owes the task CPU
+ * time, negative (a *debt*) if the task has had too much. A task that leaves a runqueue keeps its
+ * lag, within bounds, and joins the next runqueue with it. So the clocks of two runqueues never
+ * need to agree.
  *
  *   sleeps, wakes:  lag within [-2 slices of its weight, 0]
- *   migrates:       lag within [-1 s, 50 ms]; of that, one slice at once and the rest by and by
+ *   migrates:       lag within [-1 s, 50 ms]; of a positive lag, one slice at once and the rest by
+ *                   and by
  *   was parked:     lag within [-1 s, 0]
  *
  * All times are nanoseconds, real or virtual. Virtual times wrap around: compare them with
- * is_before() only. Source of the bounds: each was measured, see queue/fair.bpf.h.
+ * is_before() only. queue/fair.bpf.h has the measurements behind the bounds.
  *
  * What it does not do: know clocks, queues or tasks. tests/native runs it with sanitizers and
  * checks its properties.
@@ -23,9 +25,11 @@
 
 #include "weight.h"
 
+/* Bounds of the lag that a migration keeps. */
 #define LARGEST_LAG_NS 50000000LL
 #define LARGEST_DEBT_NS 1000000000LL
 
+/* Return whether a virtual time is before another one, across the wrap. */
 static inline bool is_before(u64 time, u64 other)
 {
 	return (s64)(time - other) < 0;
@@ -45,13 +49,12 @@ static inline s64 clamp_lag(s64 lag, s64 least, s64 most)
 }
 
 /*
- * What a task asks for before others have their turn, as virtual time: one slice, or two if it
- * is CPU-bound. Both have the same share, but a task that wakes at the clock is due one slice before
- * a CPU-bound one that is there, too. So it preempts that one, and goes on to do so until it owes
- * the slice.
+ * Return a task's request as virtual time: one slice, or two if the task is CPU-bound. The request
+ * does not change a task's share. But of two tasks at the clock, one that wakes is due one slice
+ * before a CPU-bound one: it preempts that task whenever it wakes, until it owes a slice.
  *
- * The request is never more than the span itself: scaled up for light tasks, it would let heavy
- * tasks run for seconds before a light one is due.
+ * The result is never more than the request in real time: scaled up for light tasks, it would let
+ * heavy tasks run for seconds before a light one is due.
  */
 static inline u64 request_of(u64 slice, bool is_cpu_bound, u64 rate)
 {
@@ -61,9 +64,10 @@ static inline u64 request_of(u64 slice, bool is_cpu_bound, u64 rate)
 }
 
 /*
- * Both bounds are needed. Without the lower one, a task that ran alone with a low weight starves.
- * With an upper one above 0, sleep is worth CPU time: tasks that pass messages to each other wake
- * before those that never slept, take one message each, and switch twice as often.
+ * Return the lag with which a task wakes. Both bounds are needed. Without the lower one, a task
+ * that ran alone with a low weight starves. With an upper one above 0, sleep earns CPU time: tasks
+ * that pass messages to each other are due before those that did not sleep, take one message each,
+ * and the CPU switches twice as often.
  */
 static inline s64 lag_after_sleep(s64 lag, u64 slice, u64 rate)
 {
@@ -71,9 +75,10 @@ static inline s64 lag_after_sleep(s64 lag, u64 slice, u64 rate)
 }
 
 /*
- * @clock_lead: how far the new runqueue's clock is ahead of the old one's, 0 if they cannot be
- * compared. It counts because to even it out is what a migration is for; within a bound, because a
- * far larger lead is from light tasks that ran alone, not from this task.
+ * Return the lag with which a task joins another runqueue. @clock_lead: how far the new runqueue's
+ * clock is ahead of the old one's, 0 if the two cannot be compared. The lead is added to the lag,
+ * because a migration is there to even the clocks out; but only up to a bound, because light tasks
+ * that ran alone make far larger leads.
  */
 static inline s64 lag_after_move(s64 lag, s64 clock_lead)
 {
@@ -81,7 +86,7 @@ static inline s64 lag_after_move(s64 lag, s64 clock_lead)
 	return clamp_lag(lag, -LARGEST_DEBT_NS, LARGEST_LAG_NS);
 }
 
-/* The part of a lag that is more than one slice: the task gets it back by and by. */
+/* Return the part of a lag beyond one slice, which the task gets back by and by. */
 static inline u64 lag_to_catch_up(s64 lag, u64 slice, u64 rate)
 {
 	s64 at_once = virtual_time(slice, rate);
@@ -90,8 +95,8 @@ static inline u64 lag_to_catch_up(s64 lag, u64 slice, u64 rate)
 }
 
 /*
- * What @used virtual time adds to vruntime. A task with lag to catch up has twice its share: half
- * of its time does not count until @catch_up is used up.
+ * Return by how much @used virtual time advances a task's vruntime. A task with lag to catch up
+ * gets twice its share: half of its time does not count until @catch_up is used up.
  */
 static inline u64 charge_with_catch_up(u64 used, u64 *catch_up)
 {

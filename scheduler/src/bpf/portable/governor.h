@@ -2,21 +2,21 @@
 /*
  * governor.h - how many cores a guest should use, from what the host gives it.
  *
- * A governor is a pure function. Once a period its input is the share of the counted CPUs' time that
- * the host took, and its result is the number of cores to use from now on. It knows no clock and no
- * topology; monitor.bpf.h chooses which cores.
+ * A governor is a pure function. Once a period its input is the share of the counted CPUs' time
+ * that the host took, and its result is the number of cores to use from now on. A governor knows
+ * no clock and no topology; monitor.bpf.h chooses which cores.
  *
  *   step    one core less above `high`, one more below `low`, as published
  *   direct  above `high` at once down to what the host gave, where three quarters of a core count
  *           as one; below `low` up by 1, 2, 4, ... while all cores in use are wanted
  *
- * Both probe, because the only way to learn that the host has more to give is to ask for it. If the
- * host answers with steal time, the probe has failed, and the wait before the next one doubles, up
- * to LONGEST_WAIT periods. A probe that succeeds with as many cores as failed before halves the
- * wait. (A success with fewer cores does not count. When it did, one core more than 100 caused too
- * little steal time to be seen and three more too much, and the two answers in turn kept the wait
- * short for ever.) So on a steady host probes become rare, and the number of cores does not
- * oscillate.
+ * Both governors probe: they use more cores for a period, because nothing else shows whether the host
+ * has more to give. If the host answers with steal time, the probe has failed, and the wait before
+ * the next probe doubles, up to LONGEST_WAIT periods. A probe that succeeds with as many cores as
+ * failed before halves the wait. (A success with fewer cores does not count. When it did, one core
+ * more than 100 caused too little steal time to be seen and three more too much, and the two
+ * answers in turn kept the wait short for ever.) So on a steady host probes become rare, and the
+ * number of cores does not oscillate.
  *
  *   steal > high? --yes--> direct: as many given as are used? --yes--> stay
  *        | no                        | no
@@ -73,6 +73,7 @@ static inline u32 governor_clamp(u32 cores, u32 most)
 	return cores > most ? most : cores;
 }
 
+/* Too much steal time: return to how many cores to go down, and set the wait for the next probe. */
 static inline u32 governor_shrink(const struct governor_config *config,
 				  struct governor_state *state, const struct governor_input *input)
 {
@@ -97,6 +98,7 @@ static inline u32 governor_shrink(const struct governor_config *config,
 	return config->kind == GOVERNOR_DIRECT ? given : state->cores - 1;
 }
 
+/* Next to no steal time, and no wait: return how many cores the next probe uses. */
 static inline u32 governor_grow(const struct governor_config *config, struct governor_state *state,
 				const struct governor_input *input)
 {

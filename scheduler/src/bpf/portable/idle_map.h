@@ -40,12 +40,13 @@ struct idle_count {
 	u32 may_have_core; /* a core has become idle since a search found none */
 } __attribute__((aligned(64)));
 
+/* Return whether a CPU with this word idles and is not claimed. */
 static inline bool is_word_free(u64 word, u64 now)
 {
 	return word == IDLE_FREE || (word > IDLE_LAST && (s64)(now - word) > CLAIM_HOLDS_NS);
 }
 
-/* Return whether the CPU leaves its core to its siblings. */
+/* Return whether a CPU with this word leaves its core to its siblings. */
 static inline bool is_word_quiet(u64 word, u64 now)
 {
 	return word == IDLE_OFFLINE || word == IDLE_POLICY || is_word_free(word, now);
@@ -60,7 +61,10 @@ static inline bool claim_word(u64 *word, u64 old, u64 now)
 	return __sync_val_compare_and_swap(word, old, now) == old;
 }
 
-/* Both return the number of writes to shared lines: none if the bit did not change. */
+/*
+ * Set a CPU's bit, and count it in its LLC. This and idle_map_clear() return the number of writes
+ * to shared lines: none if the bit did not change.
+ */
 static inline u32 idle_map_set(struct sparsemask_line *line, u32 place, struct idle_count *llc,
 			       u32 *nr_llcs)
 {

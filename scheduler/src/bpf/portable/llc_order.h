@@ -3,8 +3,8 @@
  * llc_order.h - the LLCs of a machine, nearest first.
  *
  * LLCs are numbered node by node. Seen from one LLC, the others of its node come first, then those
- * of other nodes. Both rows begin behind the LLC's own position, so that CPUs of different LLCs do
- * not converge.
+ * of other nodes. Both parts begin behind the LLC's own position, so that CPUs of different LLCs do
+ * not all search the same LLC first.
  *
  *   node 0: 0 1 2   node 1: 3 4 5   from 1:  2 0 | 4 5 3
  */

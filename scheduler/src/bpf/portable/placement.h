@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * placement.h - in which order a search for a woken task's CPU asks them.
+ * placement.h - in which order a search for a woken task's CPU asks the CPUs.
  *
- * The order and the searches, but not how to ask a CPU: the includer defines the functions below.
- * The BPF side answers from the kernel's tasks (place/search.bpf.h), the native tests from machines
- * that they make up.
+ * This file has the order and the searches, but not how to ask a CPU: the includer defines the
+ * functions below. The BPF side answers from the idle map and the kernel's tasks
+ * (place/search.bpf.h), the native tests from machines that they make up.
  *
  * Why this order: see place/wakeup.bpf.h.
  */
@@ -38,11 +38,11 @@ struct placement {
 	bool wants_fast; /* a slow CPU only if no fast one is idle */
 	bool may_go_far; /* a move to another LLC is worth its cost */
 	bool core_is_worth_it; /* ... if it would share a core in its LLC */
-	bool outlasts_waker; /* may share the core of a waker that will sleep soon */
+	bool outlasts_waker; /* long bursts: may share the core of a waker that will sleep soon */
 	bool may_preempt; /* a CPU that runs a SCHED_IDLE task counts as idle */
 
 	/* State and result of the search. */
-	bool only_perfect; /* do not take the second best */
+	bool only_perfect; /* do not take the second best, see is_perfect() */
 	u32 cpu; /* found */
 	u32 second_best; /* idle, but not perfect; or NO_CPU */
 	bool preempts; /* a SCHED_IDLE task runs on the found CPU */
@@ -50,7 +50,7 @@ struct placement {
 
 #define __by_includer __attribute__((visibility("hidden")))
 
-/* Return whether the task may run there, and the CPU is preferred if it may use any such. */
+/* Return whether the task may run on the CPU; only on a preferred CPU, if it may use any. */
 __by_includer bool may_place(const struct task_struct *task, u32 cpu);
 /* Return whether the CPU is a fast one. */
 __by_includer bool is_fast(u32 cpu);
@@ -74,25 +74,30 @@ __by_includer bool have_others_idle(u32 llc);
 __by_includer bool may_have_idle_core(u32 llc);
 __by_includer void note_no_idle_core(u32 llc);
 __by_includer u32 size_of_llc(u32 llc);
-/* Begin a visit of the CPUs that may be idle; return the next of them, or NO_CPU. */
+/* Begin a visit of an LLC's CPUs that may be idle; return the next of them, or NO_CPU. */
 __by_includer void begin_visit(struct sparsemask_visit *visit, u32 llc, u32 near_cpu);
 __by_includer u32 visit_idle(struct sparsemask_visit *visit);
 
-/* Return whether only the waker runs on the core, and is expected to sleep soon. */
+/*
+ * Return whether the task may share the CPU's core with the waker: only the waker runs there, and
+ * it is expected to sleep soon.
+ */
 static inline bool is_left_alone(const struct placement *at, u32 cpu)
 {
 	return at->outlasts_waker && cpu != at->waker && are_siblings(cpu, at->waker) &&
 	       is_alone_on_core(at->waker) && leaves_cpu(at);
 }
 
-/* Return whether the CPU is all that the task wants. */
+/*
+ * Return whether the CPU is all that the task wants: alone on its core, fast, as far as asked for.
+ */
 static inline bool is_perfect(const struct placement *at, u32 cpu)
 {
 	return (!at->wants_core || is_alone_on_core(cpu) || is_left_alone(at, cpu)) &&
 	       (!at->wants_fast || is_fast(cpu));
 }
 
-/* Claim one given CPU if it is perfect; whether it is claimed. */
+/* Claim one given CPU if it is idle, allowed and perfect; whether it is claimed. */
 __proved_once bool take(struct placement *at __arg_nonnull, struct task_struct *task __arg_trusted,
 			u32 cpu)
 {
@@ -116,18 +121,20 @@ static inline int take_second_best(struct placement *at)
 }
 
 /*
- * Search an LLC: claim the first perfect CPU, else the first idle one. Returns the step. The search
- * begins near @near_cpu and goes once around, so that wakers do not converge.
+ * Search an LLC: claim the first perfect CPU, else the second best: the previous CPU if that idles,
+ * or the first idle one. Returns the step. The search begins near @near_cpu and goes once around,
+ * so that wakers do not converge.
  *
  * A search for an idle core asks all CPUs, but only if there may be one: a search that finds none
- * notes that, and saves others the same. Without the note, each wakeup on a machine whose cores were
- * all in use asked up to 64 CPUs for their siblings, and hackbench spent a quarter of its CPU time
- * in wakeups. A search for any idle CPU asks at->looks CPUs.
+ * notes that, and saves others the same search. Without the note, each wakeup on a machine whose
+ * cores were all in use asked up to 64 CPUs for their siblings, and hackbench spent a quarter of
+ * its CPU time in wakeups. A search for any idle CPU asks at->looks CPUs.
  */
 __proved_once int search_llc(struct placement *at __arg_nonnull,
 			     struct task_struct *task __arg_trusted, u32 llc, u32 near_cpu)
 {
 	bool for_core = at->wants_core && may_have_idle_core(llc);
+	/* No core to be found: the first idle CPU will do, or the previous one beside it. */
 	bool settles = at->wants_core && !for_core && !at->wants_fast && !at->outlasts_waker;
 	u32 most = for_core ? size_of_llc(llc) + 1 : at->looks;
 	/* Only an unrestricted search may record that there is no idle core. */

@@ -2,9 +2,9 @@
 /*
  * portable.h - lets the same arithmetic compile for BPF and for the host.
  *
- * The headers beside this one hold arithmetic without kernel calls. The BPF unit includes them after
- * vmlinux.h. tests/native includes them with a C compiler and its sanitizers. This file has all
- * differences between the two.
+ * The headers beside this one hold arithmetic without kernel calls. The BPF unit includes them
+ * after vmlinux.h. tests/native includes them with a C compiler and its sanitizers. This file has
+ * all differences between the two.
  */
 #ifndef __MAGPIE_PORTABLE_H
 #define __MAGPIE_PORTABLE_H

@@ -2,19 +2,20 @@
 /*
  * shares.h - from cgroups' weights to the rate at which their tasks age.
  *
- * The hierarchy's weights are flattened: a cgroup's *share* is its part of its parent's share, which
- * the parent's children divide by weight. The cgroup's tasks divide it in turn:
+ * The hierarchy's weights are flattened: a cgroup's *share* is its part of its parent's share,
+ * which the parent's children divide by weight. The cgroup's tasks divide it in turn:
  *
  *   weight of a task = its nice weight * share / active weight of the cgroup
  *
  * The *active weight* is the sum of the nice weights of the cgroup's tasks that run or wait. The
- * rates of the tasks are multiplied by the cgroup's *factor*, active weight / share. All factors are
- * scaled so that the tasks of the machine together have the weight that they have without cgroups.
- * So if one cgroup has all tasks, its factor is 1, and clocks run as fast as without cgroups.
+ * rates of the tasks are multiplied by the cgroup's *factor*, active weight / share. All factors
+ * are scaled so that the tasks of the machine together have the weight that they have without
+ * cgroups. So if one cgroup has all tasks, its factor is 1, and clocks run as fast as without
+ * cgroups.
  *
- * A cgroup that is seldom active takes little from its siblings: its *activity*, the part of time in
- * which it is active, scales its weight among them. Its own share is the one that it has while it is
- * active.
+ * A cgroup that is seldom active takes little from its siblings: its *activity*, the part of time
+ * in which it is active, scales its weight among them. Its own share is the one that it has while
+ * it is active.
  */
 #ifndef __MAGPIE_SHARES_H
 #define __MAGPIE_SHARES_H

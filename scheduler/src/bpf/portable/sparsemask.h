@@ -90,8 +90,8 @@ static inline u32 sparsemask_lowest(u64 bits)
 }
 
 /*
- * The first set place in [from, end), or end. @nr_lines: the size of the array, so that the verifier
- * sees that no access is beyond it.
+ * The first set place in [from, end), or end. @nr_lines: the size of the array, so that the
+ * verifier sees that no access is beyond it.
  */
 static inline u32 sparsemask_next(struct sparsemask_line *lines, u32 nr_lines, u32 from, u32 end)
 {
@@ -129,9 +129,9 @@ static inline u32 sparsemask_next(struct sparsemask_line *lines, u32 nr_lines, u
 }
 
 /*
- * A visit of the set places of [first, end) that begins at @start and goes once around: [start, end)
- * and then [first, start). Searchers that begin at their own positions do not all compete for the
- * first set place.
+ * A visit of the set places of [first, end) that begins at @start and goes once around: [start,
+ * end) and then [first, start). Searchers that begin at their own positions do not all compete for
+ * the first set place.
  */
 struct sparsemask_visit {
 	u32 from, end; /* left to search now */

@@ -2,9 +2,10 @@
 /*
  * weight.h - from nice values to virtual time.
  *
- * The vruntime of a task of weight w that runs for t nanoseconds advances by t * 1024 / w. The table
- * is the kernel's sched_prio_to_weight[]: ten per cent of CPU time for each nice level. scx.weight is
- * not used because it is rounded to the cgroup scale (nice 19 becomes 1 of 100, 46 % too little).
+ * The vruntime of a task of weight w that runs for t nanoseconds advances by t * 1024 / w. The
+ * table is the kernel's sched_prio_to_weight[]: ten per cent of CPU time for each nice level.
+ * scx.weight is not used because it is rounded to the cgroup scale (nice 19 becomes 1 of 100, 46 %
+ * too little).
  */
 #ifndef __MAGPIE_WEIGHT_H
 #define __MAGPIE_WEIGHT_H

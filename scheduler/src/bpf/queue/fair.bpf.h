@@ -10,34 +10,38 @@
  * an LLC can be compared: a clock that falls behind belongs to a CPU that gives its tasks less,
  * which balance/balance.bpf.h evens out. Clocks of different LLCs cannot be compared.
  *
- *   forks                      -> one slice behind the clock
- *   wakes, migrates, was parked -> clock - lag, within the bounds of portable/fair.h
- *   runs                       -> vruntime advances with CPU time over weight
- *   begins to run              -> the clock follows
- *   tick                       -> the LLC's clock follows, if it is a millisecond behind
+ *   task is forked              -> vruntime = clock + one slice: a child owes a slice
+ *   wakes, migrates, was parked -> vruntime = clock - lag, the lag within the bounds of
+ *                                  portable/fair.h
+ *   runs                        -> vruntime advances with CPU time over weight
+ *   begins to run               -> the CPU's clock follows the task's vruntime
+ *   tick                        -> the LLC's clock follows the CPU's, if it is a millisecond behind
  *
- * What it does not do: weights of cgroups. They reach it as the tasks' rates (cgroup/shares.bpf.h).
+ * What it does not do: know of cgroups. Their weights are in the tasks' rates
+ * (cgroup/shares.bpf.h).
  */
 #ifndef __MAGPIE_FAIR_BPF_H
 #define __MAGPIE_FAIR_BPF_H
 
 const volatile u64 slice_ns = 3000000;
 
-/* A task with shorter bursts is expected to sleep next, rather than to use up its slice. */
+/* A task with shorter bursts is expected to sleep soon, rather than to use up its slice. */
 #define SLEEPS_SOON_NS 100000
 
+/* How far an LLC's clock may be behind a CPU's: a tick seldom needs to write the LLC's line. */
 #define CLOCK_STEP_NS 1000000ULL
 
 /*
- * With 4, senders of hackbench count as hogs, and four groups on two CPUs switch 1.9 times as often
- * as under EEVDF, with 16 1.4 times.
+ * A task that has seen this many ticks since it last slept is a CPU hog. With 4 ticks, senders of
+ * hackbench count as hogs, too: four groups on two CPUs then switch 1.9 times as often as under
+ * EEVDF, and with 16 ticks 1.4 times.
  */
 #define TICKS_OF_A_HOG 16
 
 /* Half of ops.timeout_ms: the longest that the lightest task may wait beside the heaviest. */
 #define LONGEST_WAIT_NS 15000000000ULL
 
-/* The most that a task may owe, virtual ns; cgroup/shares.bpf.h scales it to the heaviest cgroup. */
+/* The largest debt of a task, virtual ns. cgroup/shares.bpf.h scales it to the heaviest cgroup. */
 u64 longest_debt_ns = LONGEST_WAIT_NS;
 
 /* The CPU time that the task is expected to use before it sleeps. */
@@ -48,7 +52,7 @@ static __always_inline u64 expected_burst(const struct task_state *ts)
 
 /*
  * Return whether the task is a CPU hog. Ticks count, not CPU time: when the host withholds a vCPU,
- * its task is charged with that time, and any task would soon be taken for a hog.
+ * the kernel charges the vCPU's task with that time, and any task would soon be taken for a hog.
  */
 static __always_inline bool is_hog(const struct task_state *ts)
 {
@@ -56,10 +60,11 @@ static __always_inline bool is_hog(const struct task_state *ts)
 }
 
 /*
- * Return whether the task is not known to sleep: it is a CPU hog, or it never slept. A build's
- * processes run for a few slices and exit, and a task that wakes beside them would wait for the
- * first slice of each. The average burst does not count, because it has what the host withheld: in
- * a guest of 8 vCPUs on 2 CPUs, hackbench took 0.65 instead of 0.37 times as long as under EEVDF.
+ * Return whether the task is not known to sleep: it is a CPU hog, or it never slept. A task that
+ * never slept counts because a build's processes run for a few slices and exit: otherwise a task
+ * that wakes beside them would wait for the first slice of each. The average burst does not count,
+ * because it contains the time that the host withheld: by the average, hackbench in a guest of 8
+ * vCPUs on 2 CPUs took 0.65 times as long as under EEVDF, without it 0.37 times.
  */
 static __always_inline bool is_cpu_bound(const struct task_state *ts)
 {
@@ -71,6 +76,7 @@ static __always_inline bool is_idle_policy(const struct task_state *ts)
 	return ts->nice_rate == weight_to_rate(IDLE_POLICY_WEIGHT);
 }
 
+/* The task's request as virtual time, see request_of(). */
 static __always_inline u64 request(const struct task_state *ts)
 {
 	return request_of(slice_ns, is_cpu_bound(ts) || is_idle_policy(ts), ts->rate);
@@ -96,7 +102,9 @@ static __always_inline u64 furthest_clock(const struct cpu_state *state, s32 cpu
 	return later_of(state->clock, READ_ONCE(llc_state_of(cpu)->clock));
 }
 
-/* The clock that a task joins. An idle CPU's own clock stands still. */
+/*
+ * The clock that a task joins on a CPU. An idle CPU's own clock stands still, so its LLC's counts.
+ */
 static __always_inline u64 clock_of(s32 cpu)
 {
 	const struct cpu_state *state = state_of(cpu);
@@ -104,6 +112,7 @@ static __always_inline u64 clock_of(s32 cpu)
 	return READ_ONCE(state->idle_since) ? furthest_clock(state, cpu) : state->clock;
 }
 
+/* Move a task to a CPU's clock, with a lag. */
 static __always_inline void join_with_lag(struct task_state *ts, s32 cpu, u64 clock, s64 lag)
 {
 	ts->vruntime = clock - lag;
@@ -119,6 +128,7 @@ static __always_inline void join_first(struct task_state *ts, s32 cpu, u64 clock
 	join_with_lag(ts, cpu, clock, -(s64)slice_ns);
 }
 
+/* A task that was forked or woken joins a CPU's clock: it keeps a debt, and no positive lag. */
 static __always_inline void join_after_sleep(struct task_state *ts, s32 cpu)
 {
 	u64 clock = clock_of(cpu);
@@ -136,13 +146,13 @@ static __always_inline void join_after_sleep(struct task_state *ts, s32 cpu)
 }
 
 /*
- * A task that migrates while it waits keeps what it owes. When migrations forgave debts, one hog of
- * eight got 40 % more CPU time than its equals, because a vCPU that the host withholds charges its
- * task with all of that time.
+ * A task that migrates while it is runnable joins the new CPU's clock with its lag. A debt is kept:
+ * when migrations forgave debts, one hog of eight got 40 % more CPU time than its equals, because
+ * the kernel charges a task with the time for which the host withholds its vCPU.
  *
- * The task gets at most one slice of its lag at once, the rest by and by. When hogs arrived one
- * after the other with 50 ms of lag each, a task that sleeps for microseconds at a time waited for
- * up to 758 ms.
+ * Of a positive lag the task gets at most one slice at once, the rest by and by (@catch_up). When
+ * hogs arrived one after the other with 50 ms of lag each, a task that sleeps for microseconds at a
+ * time waited for up to 758 ms.
  */
 static __always_inline void join_after_move(struct task_state *ts, s32 cpu)
 {
@@ -163,8 +173,8 @@ static __always_inline void join_after_move(struct task_state *ts, s32 cpu)
 }
 
 /*
- * The task keeps its debt and loses its credit. With the credit, all tasks of a throttled cgroup
- * ran before their neighbours as each period began.
+ * A task that was parked joins a CPU's clock: it keeps a debt, and no positive lag. With positive
+ * lag, all tasks of a throttled cgroup ran before their neighbours as each period began.
  */
 static __always_inline void join_after_parking(struct task_state *ts, s32 cpu)
 {
@@ -182,8 +192,8 @@ static __always_inline void join_after_parking(struct task_state *ts, s32 cpu)
 }
 
 /*
- * Bound what a task owes by longest_debt_ns. With cgroups of weights 1 and 10000 on two levels, a
- * task could wait for days, and the kernel's watchdog would end the scheduler after 30 seconds.
+ * Bound a task's debt by longest_debt_ns. With cgroups of weights 1 and 10000 on two levels, a task
+ * could wait for days, and the kernel's watchdog would end the scheduler after 30 seconds.
  */
 static __always_inline void limit_debt(struct task_state *ts, s32 cpu)
 {
@@ -200,12 +210,13 @@ static __always_inline void advance_vruntime(struct task_state *ts, u64 used)
 	ts->burst += used;
 }
 
+/* Let a CPU's clock follow a task that begins to run there; it never goes back. */
 static __always_inline void advance_clock(struct cpu_state *state, const struct task_state *ts)
 {
 	state->clock = later_of(state->clock, ts->vruntime);
 }
 
-/* The CPU leaves idle: its next task joins where the LLC is by now. */
+/* A CPU leaves idle: set its clock, which stood still, to the furthest of its LLC. */
 static __always_inline void catch_up_clock(struct cpu_state *state, s32 cpu)
 {
 	state->clock = furthest_clock(state, cpu);
@@ -213,7 +224,7 @@ static __always_inline void catch_up_clock(struct cpu_state *state, s32 cpu)
 
 /*
  * Let the LLC's clock follow this CPU's, unless the running task is light: the clock of a CPU with
- * a SCHED_IDLE task alone runs 341 times as fast, and would leave every other busy CPU behind.
+ * a SCHED_IDLE task alone runs 341 times as fast, and CPUs that leave idle would take it over.
  */
 static __always_inline void publish_clock(const struct cpu_state *state,
 					  const struct task_state *current, s32 cpu)

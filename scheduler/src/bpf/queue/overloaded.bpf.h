@@ -5,21 +5,24 @@
  * A map with one bit per CPU, and a count of waiting tasks per LLC. Idle CPUs search the map
  * (balance/steal.bpf.h), busy CPUs compare the counts (balance/balance.bpf.h).
  *
- *   task queued            -> its bit is set, by whoever queues it
- *   queue found empty      -> its bit is cleared, by its CPU or by a thief
+ *   task queued            -> the queue's bit is set, by the CPU that queues the task
+ *   queue found empty      -> the queue's bit is cleared, by its CPU or by a thief
  *   tick                   -> the CPU sets or clears its bit, and updates the count
+ *   pull, start of idle    -> the count is updated
  *
  * A CPU changes its own bit under its runqueue lock. Thieves, the monitor and the timers of
- * cgroups change it without the lock, so a bit may be wrong for a moment: the next tick repairs it.
+ * cgroups change a CPU's bit without that lock, so the bit may be wrong for a moment: the CPU's
+ * next tick repairs it.
  *
  * What it does not do: say how long a queue is. Read that from the queue itself.
  */
 #ifndef __MAGPIE_OVERLOADED_BPF_H
 #define __MAGPIE_OVERLOADED_BPF_H
 
-/* Bits by place. */
+/* The bits of all CPUs, by place. */
 struct sparsemask_line overloaded[MAX_LINES];
 
+/* Only queue.bpf.h calls this: it owns what is queued, and so what is advertised. */
 static __always_inline void set_overloaded(s32 cpu, bool is_overloaded)
 {
 	u32 place = topology_of(cpu)->place;
@@ -52,8 +55,9 @@ __noinline u32 visit_overloaded(struct sparsemask_visit *visit)
 }
 
 /*
- * Note how many queued tasks of a CPU may run elsewhere. Writes only what has changed. Its tick and
- * a thief may call this at once; the LLC's sum stays the sum of its CPUs' counts all the same.
+ * Note how many tasks wait in a CPU's queue, 0 if none of them may run elsewhere. Writes only a
+ * count that has changed. The CPU and a thief may call this at once: the exchange gives each of the
+ * two its own difference, so the LLC's sum stays the sum of its CPUs' counts.
  */
 static __always_inline void note_waiting(s32 cpu, u32 waiting)
 {

@@ -3,9 +3,9 @@
  * queue.bpf.h - mechanism "queue": each CPU runs the queued task with the earliest deadline.
  *
  * Idea (EEVDF, Linux kernel/sched/fair.c): a task's *deadline* is its vruntime plus its request. A
- * CPU-bound task asks for two slices and any other for one, so a task that wakes is due before the
- * CPU-bound ones, and still gets no more than its share. Each CPU has one queue: the DSQ whose id is the CPU's
- * number.
+ * CPU-bound or SCHED_IDLE task asks for two slices, any other task for one. So a task that wakes is
+ * due before the CPU-bound ones, and still gets no more than its share. Each CPU has one queue: the
+ * DSQ whose id is the CPU's number.
  *
  *   wakeup, fork                           slice used up, preempted
  *        |                                      |
@@ -17,23 +17,24 @@
  *        | no                                   |
  *   queue by deadline <-------------------------+
  *
- * A wakeup preempts CPU-bound and SCHED_IDLE tasks at once if it is due before them; any other task
- * only after it has used up a slice since it last slept, because until then it will probably sleep
- * soon by itself. Among tasks of one weight a woken task is never due before such a task: only
- * CPU-bound and SCHED_IDLE tasks have longer requests.
+ * A woken task preempts a CPU-bound or SCHED_IDLE task if the woken task's deadline is earlier. It
+ * preempts any other task only if that task has also used up a slice since it last slept, because
+ * until then that task will probably sleep soon by itself. Among tasks of one weight a woken task
+ * never preempts one of these others: both ask for one slice, and the woken one wakes at the clock
+ * or past it.
  *
- * Among tasks that sleep, the request does not depend on how a task is woken or on how short its
- * bursts are. With requests as short as bursts, or with credit for sleep, receivers of hackbench run
- * before the other senders, take one or two messages each and sleep again, and two CPUs switch twice
- * as often as under EEVDF. A rule that queued sync wakeups behind all other tasks repaired that, at
- * the price of servers beside CPU hogs: every write to a socket is a sync wakeup. With equal
- * requests and no credit, messages pile up without such a rule.
+ * Among tasks that sleep, the request depends neither on how a task is woken nor on how short its
+ * bursts are, and sleep earns no lag. With requests as short as bursts, or with lag for sleep, the
+ * receivers of hackbench run before the senders that wait, take one or two messages each and sleep
+ * again: two CPUs switch twice as often as under EEVDF. With equal requests and no lag for sleep,
+ * messages pile up before a receiver runs. To queue sync wakeups behind all other tasks has the
+ * same effect, but delays servers beside CPU hogs: every write to a socket is a sync wakeup.
  *
  * This file is the only one that inserts into a CPU's queue. A task is queued on the CPU of its
- * runqueue. The kernel then reschedules that CPU, if it idles, under the runqueue lock, and no kick
- * is lost. queue_elsewhere() and requeue() are the exceptions: they kick.
+ * runqueue. If that CPU idles, the kernel then reschedules it under the runqueue lock, so no kick
+ * is needed and none can be lost. queue_elsewhere() and requeue() are the exceptions: they kick.
  *
- * What it does not do: real-time tasks, which the kernel places.
+ * What it does not do: order real-time tasks. The kernel places and orders them.
  */
 #ifndef __MAGPIE_QUEUE_BPF_H
 #define __MAGPIE_QUEUE_BPF_H
@@ -41,8 +42,8 @@
 const volatile bool preempt_enabled = true;
 
 /*
- * Queue a task on the CPU of its runqueue. advertise_queue() is a call of its own, because pushing
- * comes between.
+ * Queue a task on the CPU of its runqueue. This does not advertise the task: the caller first kicks
+ * an idle CPU for it (offer_task() in ops/enqueue.bpf.h), and then calls advertise_queue().
  */
 static __always_inline void queue_here(struct task_struct *p, struct task_state *ts, s32 cpu,
 				       u64 enq_flags)
@@ -51,21 +52,25 @@ static __always_inline void queue_here(struct task_struct *p, struct task_state 
 	scx_bpf_dsq_insert_vtime(p, cpu, slice_ns, deadline_of(ts), enq_flags);
 }
 
-/* Let thieves find what is queued on a CPU. */
+/* Set a CPU's overloaded bit, so that thieves find its queue. */
 static __always_inline void advertise_queue(s32 cpu)
 {
 	set_overloaded(cpu, true);
 }
 
-/* No task of a CPU's queue may run elsewhere. */
+/*
+ * Clear a CPU's overloaded bit, so that thieves pass it by: its queue is empty, or has only tasks
+ * that may not run elsewhere.
+ */
 static __always_inline void hide_queue(s32 cpu)
 {
 	set_overloaded(cpu, false);
 }
 
 /*
- * Wake a CPU for what is in its queue. Kick it whether its state says that it idles or not: the
- * state may lag behind, and the kernel ignores the kick of a busy CPU.
+ * Let a CPU and thieves know of task @p in the CPU's queue. Kick the CPU whether its state says
+ * that it idles or not: the state may be out of date, and the kernel ignores such a kick of a busy
+ * CPU.
  */
 static __always_inline void kick_queue(const struct task_struct *p, s32 cpu)
 {
@@ -82,7 +87,10 @@ static __always_inline void queue_elsewhere(struct task_struct *p, struct task_s
 	kick_queue(p, cpu);
 }
 
-/* Move the task that a walk along a DSQ (@it) has reached to a CPU's queue; whether it moved. */
+/*
+ * Move task @p, which a walk along a DSQ (@it) has reached, to a CPU's queue; whether it moved. It
+ * does not move if another CPU has taken it out of the DSQ meanwhile.
+ */
 static __always_inline bool requeue(struct bpf_iter_scx_dsq *it, struct task_struct *p,
 				    const struct task_state *ts, s32 cpu)
 {
@@ -95,8 +103,9 @@ static __always_inline bool requeue(struct bpf_iter_scx_dsq *it, struct task_str
 }
 
 /*
- * Move that task to the local queue of a CPU that goes offline. From there the kernel pushes it
- * away, as it does with its own tasks; nobody asks the CPU for queued tasks any more.
+ * Move task @p, which a walk along a DSQ (@it) has reached, to the local queue of a CPU that goes
+ * offline. The kernel moves tasks away from there, as it does with those of its own classes, but no
+ * longer asks the CPU for the tasks of its queue.
  */
 static __always_inline void leave_to_kernel(struct bpf_iter_scx_dsq *it, struct task_struct *p,
 					    s32 cpu)
@@ -104,7 +113,9 @@ static __always_inline void leave_to_kernel(struct bpf_iter_scx_dsq *it, struct 
 	scx_bpf_dsq_move(it, p, SCX_DSQ_LOCAL_ON | cpu, 0);
 }
 
-/* Run a task on an idle CPU next, without a queue. */
+/*
+ * Run a task next on an idle CPU that was claimed for it: the task does not pass the CPU's queue.
+ */
 static __always_inline void run_next_on(struct task_struct *p, s32 cpu, u64 enq_flags)
 {
 	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | cpu, slice_ns, enq_flags);
@@ -117,6 +128,11 @@ static __always_inline void kick_searcher(s32 idle, u32 hint)
 	scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
 }
 
+/*
+ * Return true if a woken task is due before the running task, and the running task may be preempted
+ * (@state->deadline is not 0). Woken SCHED_BATCH and SCHED_IDLE tasks preempt no task, as in the
+ * kernel.
+ */
 static __always_inline bool should_preempt(const struct task_struct *p, const struct task_state *ts,
 					   const struct cpu_state *state)
 {
@@ -128,20 +144,21 @@ static __always_inline bool should_preempt(const struct task_struct *p, const st
 	return is_before(deadline_of(ts), deadline);
 }
 
+/* Keep wakeups from preempting the task that runs on a CPU. */
 static __always_inline void forbid_preemption(struct cpu_state *state)
 {
 	if (state->deadline)
 		WRITE_ONCE(state->deadline, 0);
 }
 
-/* Preempt the running task for a woken one if that is due before it; whether it is. */
+/* Preempt the running task if should_preempt() says so; whether the woken task will run next. */
 static __always_inline bool preempt_for(struct task_struct *p, const struct task_state *ts,
 					struct cpu_state *state, u64 enq_flags)
 {
 	if (!should_preempt(p, ts, state))
 		return false;
 
-	/* Only once: the next wakeup must not wait behind this one in the local queue. */
+	/* Only once: the next woken task would wait behind this one in the local queue. */
 	forbid_preemption(state);
 	count_event(state_here(), EVENT_PREEMPT, 1);
 	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags | SCX_ENQ_PREEMPT);
@@ -163,7 +180,10 @@ static __always_inline bool peek_deadline(s32 cpu, u64 *deadline)
 	return found;
 }
 
-/* Return whether a task whose slice is used up is still the one to run. */
+/*
+ * Return whether the running task, whose slice is used up, has the earliest deadline still. A task
+ * that yields does not, if any other task waits.
+ */
 static __always_inline bool is_still_first(const struct task_state *ts, s32 cpu)
 {
 	u64 deadline;
@@ -175,9 +195,11 @@ static __always_inline bool is_still_first(const struct task_state *ts, s32 cpu)
 }
 
 /*
- * Publish the running task's deadline to wakers: at once if it is CPU-bound or of policy
- * SCHED_IDLE, else after its first slice since it slept. It counts from the clock. A task that was pulled here may be
- * far behind the clock; if its own vruntime counted, no sleeper could preempt it until it caught up.
+ * Publish the running task's deadline, which wakers compare with that of a woken task: at once if
+ * the running task is CPU-bound or of policy SCHED_IDLE, else after its first slice since it slept.
+ * The published deadline counts from the clock, not from the task's vruntime. A task that was
+ * pulled here may be far behind the clock; by its own vruntime, no woken task would preempt it
+ * until it caught up.
  */
 static __always_inline void publish_deadline(struct cpu_state *state, const struct task_state *ts)
 {
@@ -190,9 +212,10 @@ static __always_inline void publish_deadline(struct cpu_state *state, const stru
 }
 
 /*
- * A task begins to run, or goes on. @in_turn: it was not pulled here past tasks that wait. The
- * clock follows only such a task: one that owed 47 ms pushed the clock, slept and woke relative to
- * it, and kept the others waiting for that long.
+ * Publish what wakers must know of a task that begins to run or goes on, and let the clock follow
+ * it. @in_turn: the task was not pulled here past tasks that wait. The clock does not follow a task
+ * that was: a pulled task that owed 47 ms took the clock along, slept, woke at that clock without
+ * a debt, and kept the tasks of the queue waiting for as long.
  */
 static __always_inline void start_running(struct cpu_state *state, struct task_state *ts,
 					  bool in_turn)
