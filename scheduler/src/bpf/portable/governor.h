@@ -10,13 +10,13 @@
  *   direct  above `high` at once down to what the host gave, where three quarters of a core count
  *           as one; below `low` up by 1, 2, 4, ... while all cores in use are wanted
  *
- * Both governors probe: they use more cores for a period, because nothing else shows whether the host
- * has more to give. If the host answers with steal time, the probe has failed, and the wait before
- * the next probe doubles, up to LONGEST_WAIT periods. A probe that succeeds with as many cores as
- * failed before halves the wait. (A success with fewer cores does not count. When it did, one core
- * more than 100 caused too little steal time to be seen and three more too much, and the two
- * answers in turn kept the wait short for ever.) So on a steady host probes become rare, and the
- * number of cores does not oscillate.
+ * Both governors probe: they use more cores for a period, because nothing else shows whether the
+ * host has more to give. If the host answers with steal time, the probe has failed, and the wait
+ * before the next probe doubles, up to LONGEST_WAIT periods. A probe that succeeds with as many
+ * cores as failed before halves the wait. (A success with fewer cores does not count. When it did,
+ * one core more than 100 caused too little steal time to be seen and three more too much, and the
+ * two answers in turn kept the wait short for ever.) So on a steady host probes become rare, and
+ * the number of cores does not oscillate.
  *
  *   steal > high? --yes--> direct: as many given as are used? --yes--> stay
  *        | no                        | no
