@@ -1,4 +1,4 @@
-//! What each cgroup gets: its share of CPU time, its limit, how often it was throttled.
+//! The share of CPU time that each cgroup gets, its limit, and how often it was throttled.
 //!
 //! The BPF side knows cgroups by the kernel's ids. An id is the inode number of the cgroup's
 //! folder, so a request walks through the file system to find the names.
@@ -49,9 +49,9 @@ pub struct CgroupsStatus {
 }
 
 impl CgroupsStatus {
-    /// Makes percentages of shares that are on any one scale, and names of the kernel's ids.
-    /// `folder` is where the kernel shows the root cgroup. A cgroup without a folder keeps its id
-    /// as the name.
+    /// Makes the status of all cgroups. Turns shares, which `by_id` may have on any scale, into
+    /// percentages of their sum, and the kernel's ids into names. `folder` is where the kernel
+    /// shows the root cgroup. A cgroup that has no folder below it keeps its id as the name.
     pub fn new(mut by_id: Vec<(u64, CgroupStatus)>, folder: &Path) -> CgroupsStatus {
         let all: f64 = by_id.iter().map(|(_, status)| status.share_percent).sum();
         for (_, status) in &mut by_id {
@@ -117,8 +117,8 @@ fn name_cgroups(folder: &Path, name: &str, names: &mut HashMap<u64, String>) {
     }
 }
 
-/// Returns the paths of the cgroups below `folder` that have a limit, except those that vanish
-/// meanwhile.
+/// Returns the paths of the cgroups below `folder` that have a limit, for a warning where limits do
+/// not hold. Cgroups that vanish meanwhile are left out.
 pub fn find_limited(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {

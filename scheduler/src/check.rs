@@ -23,7 +23,7 @@ const CAP_BPF: u64 = 1 << 39;
 /// Why the scheduler cannot run, with the remedy.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Obstacle {
-    /// The kernel is older than [`FIRST_KERNEL`].
+    /// The kernel has no sched_ext, and is older than [`FIRST_KERNEL`].
     #[error(
         "kernel {release} is too old: scx_magpie needs the sched_ext of Linux {}.{} or later.\n\
          Boot a newer kernel built with CONFIG_SCHED_CLASS_EXT; {WHERE_TO_GET_ONE}",
@@ -67,7 +67,7 @@ pub enum Obstacle {
         release: String,
     },
 
-    /// The process has not the capabilities that loading takes.
+    /// The process lacks the capabilities that loading needs.
     #[error(
         "no permission to load a scheduler (that takes CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN).\n\
          Run it as root: sudo scx_magpie"

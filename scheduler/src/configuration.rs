@@ -46,7 +46,7 @@ pub fn read_settings() -> Result<Settings> {
 }
 
 /// Returns whether no scheduler is to be started. The configuration file is then not read, so that
-/// a mistake in it does not keep anybody from reading the manual page.
+/// the manual page can be read even if the file has a mistake.
 fn starts_nothing(options: &Options) -> bool {
     options.action.is_some()
         || options.help_stats

@@ -49,7 +49,7 @@ macro_rules! metrics {
             $(Group { mechanism: $group, counters: &[$(stringify!($field)),*] },)*
         ];
 
-        // Without this, nobody would see that an event has no counter.
+        // Without this, an event without a counter would go unnoticed.
         const _: () = assert!([$($(stringify!($field),)*)*].len() == NR_EVENTS);
     };
 }
@@ -57,7 +57,7 @@ macro_rules! metrics {
 metrics! {
     "general" {
         idle_enter = magpie_event_EVENT_IDLE_ENTER, "CPUs that went idle";
-        rescue = magpie_event_EVENT_RESCUE, "CPUs that found a task in their own queue while they went idle";
+        rescue = magpie_event_EVENT_RESCUE, "Tasks that were queued unseen, found by a CPU that goes idle or by the monitor";
     }
     "queue" {
         enqueue = magpie_event_EVENT_ENQUEUE, "Tasks put into a CPU's queue";
@@ -93,8 +93,8 @@ metrics! {
         spread = magpie_event_EVENT_SPREAD, "Running tasks that left a shared core for an idle one";
     }
     "balance" {
-        rotate = magpie_event_EVENT_ROTATE, "Tasks pulled by a busy CPU to even out service";
-        turn = magpie_event_EVENT_TURN, "Scans of the other LLCs by a busy CPU, for all CPUs of its own";
+        rotate = magpie_event_EVENT_ROTATE, "Tasks pulled by a busy CPU to even out CPU time";
+        turn = magpie_event_EVENT_TURN, "Scans of the other LLCs by the CPU on balance duty, for all CPUs of its LLC";
     }
     "push" {
         kick_idle = magpie_event_EVENT_KICK_IDLE, "Idle CPUs kicked to take a waiting task";
@@ -154,7 +154,7 @@ impl Metrics {
              balance    {} tasks pulled by busy CPUs; {} scans of other LLCs\n\
              push       {} idle CPUs kicked, {} of them by a push\n\
              preferred  {} tasks moved away from CPUs that are not preferred\n\
-             idle       {} entries to idle, {} of which found a task in the own queue",
+             idle       {} entries to idle; {} tasks found that were queued unseen",
             self.fork_away,
             self.spread,
             self.rotate,

@@ -1,5 +1,5 @@
-//! What each CPU has measured: how long it idles, what its searches for work cost, and how often it
-//! scanned other LLCs on behalf of its own.
+//! The measurements of each CPU: how long it idles, how much its searches for work cost, and how
+//! often it scanned other LLCs on balance duty.
 //!
 //! The gate of stealing compares the first two. `scx_magpie cpus` prints them, to show why a CPU
 //! does or does not search beyond its LLC.
@@ -32,12 +32,12 @@ pub struct CpuStatus {
     pub search_node_ns: u64,
     #[stat(desc = "Average cost of a search in other nodes, ns; 0: none made")]
     pub search_remote_ns: u64,
-    #[stat(desc = "Scans of other LLCs that it made on behalf of its own while it was busy")]
+    #[stat(desc = "Scans of other LLCs that it made on balance duty, for all CPUs of its LLC")]
     pub turns: u64,
 }
 
 impl CpuStatus {
-    /// Makes a status of the BPF side's numbers, with the costs by distance.
+    /// Makes a status of the BPF side's numbers; `search_ns` has the cost at each distance.
     pub fn new(avg_idle_ns: u64, search_ns: [u64; NR_DISTANCES], turns: u64) -> CpuStatus {
         let [
             search_sibling_ns,

@@ -18,7 +18,7 @@ use crate::cpus::{CpuStatus, CpusStatus};
 use crate::preferred::PreferredStatus;
 use crate::stats::{Answer, Request, server_data};
 
-/// Answers requests until the server is dropped.
+/// Stands in for the scheduler: answers requests with made-up figures until the server is dropped.
 fn answer(server: &StatsServer<Request, Answer>, has_preferred: bool) -> JoinHandle<()> {
     let (answer, request) = server.channels();
     std::thread::spawn(move || {
@@ -52,6 +52,7 @@ fn answer(server: &StatsServer<Request, Answer>, has_preferred: bool) -> JoinHan
     })
 }
 
+/// A cgroup that is active, limited and was throttled.
 fn limited() -> CgroupStatus {
     CgroupStatus {
         share_percent: 50.0,
@@ -150,7 +151,7 @@ fn fields(status: impl Serialize) -> BTreeSet<String> {
     value.as_object().unwrap().keys().cloned().collect()
 }
 
-/// The observer has structs of its own, because the scheduler is a program and no library.
+/// The scheduler is a program and no library, so the observer has its own copies of these structs.
 #[test]
 fn both_sides_name_the_same_fields() {
     assert_eq!(

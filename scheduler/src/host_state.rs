@@ -72,7 +72,7 @@ impl Owner {
 pub struct HostState {
     root: PathBuf,
     saved: Saved,
-    /// Files that nobody can write, as those of per-CPU and managed interrupts.
+    /// Files that cannot be written, as those of per-CPU and managed interrupts.
     fixed: BTreeSet<String>,
 }
 
@@ -135,8 +135,9 @@ impl HostState {
         self.write(&wanted)
     }
 
-    /// Returns the original content of a file and the content that it shall have, unless the file
-    /// has that already or cannot be written.
+    /// Returns the original content of a file and the content that it shall have: the preferred
+    /// CPUs among those of the original. Returns nothing if the file has that already or cannot be
+    /// written.
     fn plan(&self, file: &str, preferred: &CpuSet) -> Option<(String, String)> {
         if self.fixed.contains(file) {
             return None;
@@ -145,7 +146,7 @@ impl HostState {
         let now = now.trim();
         let original = self.saved.files.get(file).map_or(now, String::as_str);
         let kept = parse(file, original).ok()?.and(preferred);
-        // No preferred CPU was allowed before, so this one stays where it is.
+        // The original content allows no preferred CPU, so the file keeps that content.
         let target = match kept.is_empty() {
             true => original.to_string(),
             false => format(file, &kept),

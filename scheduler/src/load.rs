@@ -51,7 +51,7 @@ pub fn load<'a>(
     rodata.preferred_enabled = settings.loads_preferred(is_virtual_machine(Path::new("/")));
     describe(rodata, &tables);
     if rodata.idle_map_enabled {
-        // Nobody would read the kernel's own masks of idle CPUs.
+        // The idle map is used instead of the kernel's own masks of idle CPUs.
         skel.struct_ops.magpie_ops_mut().flags &= !*compat::SCX_OPS_KEEP_BUILTIN_IDLE;
     }
     honour_cgroups(&mut skel)?;

@@ -69,7 +69,7 @@ pub enum Only {
     Preferred,
 }
 
-/// Makes [`MECHANISMS`] and [`Switches`] of the table below.
+/// Makes [`MECHANISMS`] and [`Switches`] from the table below.
 ///
 /// A switch is a line `Whole(no_NAME) clears VARIABLE;`, or `Part(...)` if it leaves out only a
 /// part of the mechanism. `, needs no_OTHER` behind the variable says that the part works only with
@@ -152,7 +152,7 @@ mechanisms! {
         Part(no_steal_gate) clears steal_gate_enabled, only Steal;
     }
 
-    /// A woken task runs where it does so soonest: its previous core if idle, another idle one else
+    /// A woken task runs on an idle core, its previous one first
     "wakeup" in ["place/wakeup.bpf.h", "place/search.bpf.h", "place/idle_map.bpf.h"] {
         /// Leave out wakeup placement: the kernel's own idle selection places woken and new tasks
         ///
@@ -162,8 +162,8 @@ mechanisms! {
         Whole(no_wakeup) clears idle_map_enabled, only Wakeup;
         /// Leave out the search for idle cores: a woken task takes any idle CPU
         ///
-        /// Spreading searches for idle cores, so it is left out, too: a running task stays on a core
-        /// that it shares.
+        /// Spreading searches for idle cores, so it is left out, too: a running task stays on a
+        /// core that it shares.
         Part(no_wakeup_idle_core) clears wakeup_idle_core;
     }
 

@@ -110,10 +110,10 @@ pub struct Settings {
 
     /// Use only this mechanism and a plain scheduler
     ///
-    /// A plain scheduler has what none can do without: a fair queue for each CPU, wakeup
-    /// preemption, the weights of cgroups, the kernel's own idle selection for wakeups, and idle
-    /// CPUs that search for waiting tasks at any cost. (With --no-steal it does not even search:
-    /// tasks then wait beside idle CPUs, for up to two ticks.)
+    /// A plain scheduler has a fair queue for each CPU, wakeup preemption, the weights and limits
+    /// of cgroups, the kernel's own idle selection for wakeups, idle CPUs that search for waiting
+    /// tasks at any cost, and busy CPUs that balance. (With --no-steal CPUs neither search nor
+    /// balance: tasks then wait beside idle CPUs, for up to two ticks.)
     #[arg(long, value_name = "MECHANISM")]
     pub only: Option<Only>,
 

@@ -314,7 +314,7 @@ impl PreferredStatus {
     }
 }
 
-/// Returns the word for a `enum preferred_mode`.
+/// Returns the word for an `enum preferred_mode`.
 pub fn mode_name(mode: u32) -> &'static str {
     match mode {
         MODE_AUTO => "auto",
@@ -323,7 +323,7 @@ pub fn mode_name(mode: u32) -> &'static str {
     }
 }
 
-/// Returns the name of a `enum governor_kind`.
+/// Returns the name of an `enum governor_kind`.
 pub fn governor_name(kind: u32) -> String {
     let known = Governor::value_variants();
     let found = known.iter().find(|governor| governor.kind() == kind);

@@ -1,4 +1,4 @@
-//! What the BPF side has counted and measured, read from its memory.
+//! Reads the counters and measurements of the BPF side from its memory.
 //!
 //! The maps are mapped into this process, and the kernel writes them while they are read here. Each
 //! word is true for itself; two words may be of different moments.

@@ -75,8 +75,7 @@ pub struct Tables {
     pub llcs: Vec<llc_topology>,
     /// The CPU at each place, [`NO_PLACE`] where there is none.
     pub cpu_at_place: Vec<u16>,
-    /// The first place of each core, in the order in which a guest that is short
-    /// of host CPUs takes them into use.
+    /// The first place of each core, in the order in which cores become preferred in a guest.
     pub core_at_rank: Vec<u16>,
     /// Whether each node is treated as one LLC, because there are more than [`MAX_LLCS`].
     pub llcs_merged: bool,
@@ -271,15 +270,15 @@ fn count_llcs(cpus: &[Cpu]) -> usize {
     llcs.len()
 }
 
-/// Adds the CPUs that are possible but not online. Each goes to the first of these places that
-/// exists:
+/// Adds the CPUs that are possible but not online. Each is guessed to be at the first of these
+/// positions that exists:
 ///
-/// 1. beside a sibling, if the online siblings show how siblings are numbered and the core of the CPU at
-///    that distance has room;
-/// 2. in the LLC of the next lower or higher online CPU, if that LLC is smaller than the largest one or
-///    holds both;
-/// 3. in an additional LLC. An LLC is searched as a whole, so the one real LLC of a cloud machine with 4
-///    CPUs and room for 240 more must not grow sixtyfold.
+/// 1. beside a sibling, if the online siblings show how siblings are numbered and the core of the
+///    CPU at that distance has room;
+/// 2. in the LLC of the next lower or higher online CPU, if that LLC is smaller than the largest
+///    one or holds both;
+/// 3. in an additional LLC. A thief searches an LLC as a whole, so the one real LLC of a cloud
+///    machine with 4 CPUs and room for 240 more must not grow sixtyfold.
 fn guess_offline(cpus: &mut Vec<Cpu>, nr_cpu_ids: usize) {
     let mut at: BTreeMap<usize, Cpu> = cpus.iter().map(|cpu| (cpu.id, *cpu)).collect();
     let online = at.clone();

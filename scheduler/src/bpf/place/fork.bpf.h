@@ -3,7 +3,7 @@
  * fork.bpf.h - mechanism "fork": in which LLC the search for a new task's CPU begins.
  *
  * Idea (the kernel's SD_BALANCE_FORK, Linux kernel/sched/fair.c): a task wakes where its cache is
- * warm, so the place where it is forked decides where it stays. Idle CPUs are no guide, because
+ * warm, so the LLC in which it is forked decides where it stays. Idle CPUs are no guide, because
  * children that wait for each other leave CPUs idle: of two sockets with 40 cores, one had all 80
  * tasks of two groups of hackbench, two on each core, which took 1.5 times as long as under EEVDF.
  * So each LLC counts the tasks that were forked there lately and have not ended.

@@ -20,6 +20,7 @@
 /* Look for an idle core before any idle CPU. */
 const volatile bool wakeup_idle_core = true;
 
+/* The switch of spread.bpf.h: pick_idle_for() asks it, too. */
 const volatile bool spread_enabled = true;
 
 /* How many CPUs a search for any idle CPU looks at in an LLC; each waking CPU learns its number. */
