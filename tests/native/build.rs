@@ -1,8 +1,8 @@
 //! Compiles the portable headers of the BPF side for this machine.
 //!
-//! Every layout of the sparsemask twice: *checked*, with the undefined-behaviour sanitizer (it traps
-//! and needs no runtime library) and counted loads, for tests; and *plain*, exactly what the headers
-//! say, for the benchmark and for tests that watch the memory from outside.
+//! Every layout of the sparsemask twice: *checked*, with the undefined-behaviour sanitizer (it
+//! traps and needs no runtime library) and counted loads, for tests; and *plain*, exactly what the
+//! headers say, for the benchmark and for tests that watch the memory from outside.
 
 use std::env;
 use std::path::{Path, PathBuf};

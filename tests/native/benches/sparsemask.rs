@@ -7,12 +7,12 @@ use std::path::PathBuf;
 
 /// Measure how much CPUs that use one bitmap at the same time disturb each other.
 ///
-/// Prints tables in Markdown: nanoseconds of one operation by number of places and by layout, from a
-/// few places on each cache line to a plain bitmap. docs/sparsemask.md explains them.
+/// Prints tables in Markdown: nanoseconds of one operation by number of places and by layout, from
+/// a few places on each cache line to a plain bitmap. docs/sparsemask.md explains them.
 #[derive(Parser)]
 #[command(name = "cargo bench -p magpie-native --", verbatim_doc_comment)]
 struct Arguments {
-    /// Only see whether it works, within seconds; the numbers are worth nothing
+    /// Only show that the benchmark works, within seconds; the numbers are worth nothing
     #[arg(long)]
     quick: bool,
 
@@ -24,7 +24,7 @@ struct Arguments {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// What cargo says to every benchmark
+    /// The flag that cargo passes to every benchmark
     #[arg(long, hide = true)]
     bench: bool,
 }

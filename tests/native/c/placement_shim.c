@@ -150,7 +150,7 @@ u32 visit_idle(struct sparsemask_visit *visit)
 	return place / llc_places() * llc_cpus() + place % llc_places();
 }
 
-/* What Rust calls. */
+/* The functions that Rust calls. */
 u32 magpie_set_bit(struct magpie_machine *of, u32 cpu, bool is_set);
 int magpie_choose_cpu(struct magpie_machine *of, struct task_struct *task, struct placement *at);
 u32 magpie_llc_by_distance(u32 llc, u32 i, u32 first, u32 nr, u32 all);

@@ -1,14 +1,15 @@
 //! How much CPUs that use one bitmap at the same time disturb each other.
 //!
-//! A machine with n CPUs has a place for each. Whatever n is, a benchmark has only as many CPUs as
-//! the machine it runs on; so a thread plays one CPU at a time: it takes a place, sets and clears it
-//! [`STAY`] times, and goes on to another place. Two threads never take the same place (no two CPUs
-//! do), but they share a cache line as often as two CPUs of n that announce at the same moment do.
+//! A machine with n CPUs has a place for each. For any n, a benchmark has only as many CPUs as
+//! the machine it runs on; so a thread plays one CPU at a time: it takes a place, sets and clears
+//! it [`STAY`] times, and goes on to another place. Two threads never take the same place (no two
+//! CPUs do), but they share a cache line as often as two CPUs of n that announce at the same moment
+//! do.
 //!
 //! Four things are measured, in every layout and for every n:
 //!
-//! - *announce alone*: one thread; what set and clear cost without anybody else
-//! - *announce together*: all threads at once; what they cost under contention
+//! - *announce alone*: one thread; the cost of set and clear without contention
+//! - *announce together*: all threads at once; the cost under contention
 //! - *search a quiet map*: one visit of all n places of an empty map
 //! - *search a busy map*: the same while one other thread announces
 //!
@@ -83,8 +84,8 @@ pub fn cpus() -> u32 {
     thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
 
-/// Binds this thread to the `nth` of the CPUs that it may use: a busy host would leave two threads on
-/// one CPU for longer than a round takes.
+/// Binds this thread to the `nth` of the CPUs that it may use: a busy host would leave two threads
+/// on one CPU for longer than a round takes.
 fn pin(nth: u32) -> nix::Result<()> {
     let this_thread = Pid::from_raw(0);
     let allowed = sched_getaffinity(this_thread)?;
@@ -159,7 +160,8 @@ fn repeat(round: Duration, mut batch: impl FnMut() -> u64) -> Share {
     }
 }
 
-/// Thread `thread` of `threads` has every `threads`th place, so that neighbours are of different ones.
+/// Thread `thread` of `threads` has every `threads`th place, so that neighbours are of different
+/// ones.
 fn announce(mask: &Mask, places: u32, thread: u32, threads: u32, round: Duration) -> Share {
     let mut random = fastrand::Rng::with_seed(u64::from(thread));
     let own = (places - thread).div_ceil(threads);
@@ -196,8 +198,8 @@ fn is_undisturbed(shares: &[Share], round: Duration) -> bool {
         && mostly(to.saturating_duration_since(from), round)
 }
 
-/// Nanoseconds of one operation, averaged over the threads that do what is measured; none if a thread
-/// lost its CPU.
+/// Nanoseconds of one operation, averaged over the threads that do what is measured; none if a
+/// thread lost its CPU.
 fn measure_round(layout: Layout, cell: &Cell, round: Duration) -> Option<f64> {
     let mask = Mask::new(layout, cell.places);
     let ready = AtomicU32::new(0);

@@ -44,13 +44,13 @@ pub struct State {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Input {
-    /// Cores there are, at least 1.
+    /// Online cores, at least 1.
     pub total: u32,
     /// Time that the host took, in 1/100 of a percent of the counted time.
     pub steal: u32,
     /// Average of cores busy, steal time included, in 1/100 of a core.
     pub wanted: u32,
-    /// Average of cores busy, without steal time, in 1/100 of a core.
+    /// Cores that the host gave while there was work, in 1/100 of a core.
     pub given: u32,
 }
 

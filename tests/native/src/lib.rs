@@ -1,8 +1,9 @@
 //! The BPF side's arithmetic, tested and measured without a kernel.
 //!
 //! The headers in `scheduler/src/bpf/portable/` compute without asking the kernel. They compile for
-//! BPF and for this machine. Here Rust calls them, so that tests can compare them with models and run
-//! them under sanitizers, which BPF has not. Nothing that is tested has a second implementation.
+//! BPF and for this machine. Here Rust calls them, so that tests can compare them with models and
+//! run them under sanitizers, which BPF has not. Nothing that is tested has a second
+//! implementation.
 //!
 //! - [`sparsemask`]: the bitmap over cache lines, in every layout that is measured
 //! - [`arithmetic`]: averages, weights, virtual time

@@ -50,33 +50,33 @@ pub enum Cpu {
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub struct Wakeup {
-    /// The time, which only claims compare.
+    /// The time of the wakeup, with which claims are compared.
     pub now: u64,
-    /// CPU on which the task slept.
+    /// The CPU on which the task ran last.
     pub previous: u32,
-    /// The one before that, or [`NO_CPU`].
+    /// The CPU before the previous one, or [`NO_CPU`].
     pub recent: u32,
-    /// From where it is woken.
+    /// The CPU of the waker.
     pub waker: u32,
-    /// CPUs that a search looks at, unless it is for an idle core.
+    /// How many CPUs a search of one LLC looks at, unless the search is for an idle core.
     pub looks: u32,
-    /// The waker says that it sleeps next.
+    /// It is a sync wakeup: the waker says that it will sleep soon.
     pub is_sync: bool,
-    /// Whole idle cores first.
+    /// Idle cores come before idle CPUs.
     pub wants_core: bool,
-    /// Fast CPUs first.
+    /// Fast CPUs come before slow ones.
     pub wants_fast: bool,
-    /// Also in other LLCs.
+    /// The search goes on in other LLCs.
     pub may_go_far: bool,
-    /// There for an idle core, rather than share one at home.
+    /// An idle core in another LLC is better than a shared core in the own LLC.
     pub core_is_worth_it: bool,
-    /// Beside a waker that is about to sleep.
+    /// The task may share the core of a waker that will sleep soon.
     pub outlasts_waker: bool,
-    /// CPUs that run SCHED_IDLE tasks count as idle.
+    /// A CPU that runs a SCHED_IDLE task counts as idle.
     pub may_preempt: bool,
-    /// Only what is all that is wanted.
+    /// State of the search: do not take the second best CPU.
     pub only_perfect: bool,
-    /// The result of the search.
+    /// The CPU that the search found.
     pub cpu: u32,
     /// The CPU that was idle but not perfect, or `NO_CPU`.
     pub second_best: u32,
@@ -85,7 +85,8 @@ pub struct Wakeup {
 }
 
 impl Wakeup {
-    /// As the scheduler asks for a task that slept on `previous`, woken from `waker`.
+    /// Returns the wakeup of a task that ran last on `previous`, by a task on `waker`, as the
+    /// scheduler searches for one with short bursts that may move to another LLC.
     pub fn new(previous: u32, waker: u32) -> Wakeup {
         Wakeup {
             now: NOW,
@@ -144,7 +145,8 @@ unsafe extern "C" {
 }
 
 impl Machine {
-    /// Nodes, LLCs of a node, cores of an LLC, threads of a core: at most 64 CPUs.
+    /// Makes a machine of so many nodes, LLCs per node, cores per LLC and threads per core; at most
+    /// 64 CPUs.
     pub fn new(nodes: u32, llcs: u32, cores: u32, threads: u32) -> Machine {
         assert!((1..=64).contains(&(nodes * llcs * cores * threads)));
         Machine {
@@ -164,12 +166,12 @@ impl Machine {
         }
     }
 
-    /// CPUs there are.
+    /// The number of CPUs.
     pub fn cpus(&self) -> u32 {
         self.nodes * self.llcs * self.cores * self.threads
     }
 
-    /// Sets what a CPU does now, and its bit as a tick then leaves it.
+    /// Sets the state of CPUs, and their bits as they are after the next tick.
     pub fn set(&mut self, cpus: impl IntoIterator<Item = u32>, now: Cpu) {
         for cpu in cpus {
             self.words[cpu as usize] = now as u64;
@@ -180,34 +182,34 @@ impl Machine {
         }
     }
 
-    /// A CPU runs a task since less than a tick: its bit is still set.
+    /// Lets a CPU run a task since less than a tick: its bit is still set.
     pub fn wake(&mut self, cpu: u32) {
         self.words[cpu as usize] = Cpu::Busy as u64;
     }
 
-    /// Sets a CPU's bit; how many writes to shared lines that took.
+    /// Sets or clears a CPU's bit, and returns the number of writes to shared lines.
     pub fn set_bit(&mut self, cpu: u32, is_set: bool) -> u32 {
         assert!(cpu < self.cpus());
         // SAFETY: a valid machine, kept by nobody after the call, and one of its CPUs.
         unsafe { magpie_set_bit(self, cpu, is_set) }
     }
 
-    /// Whether a search for an idle core looks at more than a few CPUs of an LLC.
+    /// Returns whether a search in an LLC looks for an idle core.
     pub fn may_have_idle_core(&self, llc: u32) -> bool {
         self.counts[llc as usize].may_have_core != 0
     }
 
-    /// Bits set in an LLC.
+    /// The number of bits that are set in an LLC.
     pub fn idle_cpus(&self, llc: u32) -> u32 {
         self.counts[llc as usize].cpus
     }
 
-    /// LLCs with any bit set.
+    /// The number of LLCs with any bit set.
     pub fn idle_llcs(&self) -> u32 {
         self.nr_llcs_idle
     }
 
-    /// Looks for a CPU and claims it; the step that found it, and the CPU.
+    /// Searches for a CPU and claims it. Returns the step that found the CPU, and the CPU.
     pub fn choose(&mut self, allowed: u64, at: &mut Wakeup) -> (Step, u32) {
         // SAFETY: all three are valid and kept by nobody after the call; the task is one word.
         let step = unsafe { magpie_choose_cpu(self, &allowed, at) };
@@ -215,7 +217,7 @@ impl Machine {
     }
 }
 
-/// The other LLCs as seen from one, nearest first; `node` are those of its node.
+/// Returns the other LLCs as seen from `llc`, nearest first. `node`: the LLCs of its node.
 pub fn others_by_distance(llc: u32, node: Range<u32>, all: u32) -> Vec<u32> {
     let nr = node.end - node.start;
     (1..all)

@@ -1,7 +1,8 @@
 //! The bitmap that spreads its bits over cache lines: `sparsemask.h`, in several layouts.
 //!
-//! A [`Layout`] is one compilation of the header, reached through a table of C functions. A [`Mask`]
-//! is memory for one, on pages of its own, so that a test can take away the right to write them.
+//! A [`Layout`] is one compilation of the header, reached through a table of C functions. A
+//! [`Mask`] is memory for one, on pages of its own, so that a test can take away the right to write
+//! them.
 
 use std::cell::UnsafeCell;
 use std::fmt;

@@ -10,7 +10,7 @@ const LARGEST_QUOTA: u64 = 1 << 44;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
-    /// However late, the end of the period moves past now, and by whole periods.
+    /// The end of the period moves past now by whole periods, however late the call is.
     #[test]
     fn the_period_that_now_is_in_ends_later(now in 0..1u64 << 62, late in 0..1u64 << 40, period in 1_000_000..=LONGEST_PERIOD) {
         let end = now.saturating_sub(late);
@@ -19,7 +19,7 @@ proptest! {
         prop_assert_eq!(periods_over(end - end.min(1), end, period), u64::from(end == 0));
     }
 
-    /// A cgroup that always wants more gets its quota for each period, though it is stopped late.
+    /// A cgroup that always wants more gets its quota for each period, although it is stopped late.
     #[test]
     fn debts_are_paid(quota in 1_000_000..1u64 << 32, overruns in prop::collection::vec(0..100_000_000u64, 50..200)) {
         let (mut budget, mut used) = (quota as i64, 0u64);

@@ -1,4 +1,4 @@
-//! The benchmark works, and says so when it cannot. Its numbers are no matter here.
+//! The benchmark works, and gives the reason when it cannot. Its numbers do not matter here.
 
 use magpie_native::contention::{Options, Scenario, cpus, markdown, measure};
 

@@ -247,8 +247,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 100..2000)
 }
 
-/// The most that the vruntime of a task of nice -5..=5 may be ahead of the clock while it waits: it
-/// ran for a slice, or it woke with the largest debt.
+/// The largest debt of a task of nice -5..=5 while it waits: it ran for a slice, or it woke with
+/// the largest debt that a sleep keeps.
 fn largest_ahead() -> i64 {
     2 * virtual_time(SLICE, weight_to_rate(weight_of_nice(5))) as i64
 }
@@ -256,8 +256,8 @@ fn largest_ahead() -> i64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever happens, a queued task owes no more than its bound, and is owed no more than it can
-    /// be: what was kept at a sleep or a move, and what a queue of eight tasks makes it wait for.
+    /// A queued task's debt is within its bound. Its positive lag is at most what it kept at a
+    /// move, and what it gained while a queue of eight tasks made it wait.
     #[test]
     fn lag_is_bounded_over_any_sequence(steps in steps(), start in any::<u64>()) {
         let mut machine = Machine::new(4, &[0, -5, 5, 0, 3, -3, 0, 1], start);
@@ -274,7 +274,8 @@ proptest! {
     }
 
     /// Hogs of one CPU, for a thousand slices: each gets what its weight says, to within 4 slices.
-    /// A change of weight may add 10 slices: lag is virtual time, and the weights differ by up to 9.
+    /// A change of weight may add 10 slices: lag is virtual time, and the weights differ by up to
+    /// 9.
     #[test]
     fn shares_follow_weights(
         nices in prop::collection::vec(-5..=5i32, 2..6),

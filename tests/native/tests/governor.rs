@@ -1,7 +1,8 @@
 //! `governor.h`: rules that hold for every input, and guests on modelled hosts.
 //!
-//! The model of a host: it runs at most as many cores of the guest at the same time as it has to give;
-//! the guest keeps as many cores busy as it wants and may; what is busy and does not run is stolen.
+//! The model of a host: it runs at most as many cores of the guest at the same time as it has to
+//! give; the guest keeps as many cores busy as it wants and may; what is busy and does not run is
+//! stolen.
 
 use magpie_native::governor::{Config, Input, Kind, State, longest_wait, next};
 use proptest::prelude::*;
@@ -75,7 +76,8 @@ fn changes(cores: &[u32]) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Never none, never more than there are, whatever is put in and however many cores come and go.
+    /// At least one core and never more than there are, for any input, also while cores come and
+    /// go.
     #[test]
     fn there_is_always_a_core(
         kind in kinds(),
@@ -92,8 +94,8 @@ proptest! {
         }
     }
 
-    /// Above the upper threshold fewer (but directly only if more than a quarter of the last core is
-    /// missing), between the thresholds the same, below the lower not fewer.
+    /// Above the upper threshold fewer (but directly only if more than a quarter of the last core
+    /// is missing), between the thresholds the same, below the lower not fewer.
     #[test]
     fn the_thresholds_decide(
         kind in kinds(),
@@ -145,8 +147,8 @@ proptest! {
         prop_assert!(fewest >= gives, "fell to {fewest} of {gives}");
     }
 
-    /// Nothing oscillates: once probes have failed a few times, they are far apart. Also for guests so
-    /// large that the first core too many is too little to be seen.
+    /// Nothing oscillates: once probes have failed a few times, they are far apart. Also for guests
+    /// so large that the first core too many is too little to be seen.
     #[test]
     fn a_steady_host_is_left_in_peace(kind in kinds(), total in 2..=1000u32, share in 1..=99u32) {
         let gives = (total * share).div_ceil(100);
@@ -205,7 +207,7 @@ fn step_goes_down_one_by_one() {
     assert_eq!(run(Kind::Step, &mut state, 5, 8, 8, 4)[..4], [7, 6, 5, 4]);
 }
 
-/// What `direct` is for: there in one period, where `step` takes as many as cores must go.
+/// `direct` needs one period, where `step` needs one for each core that must go.
 #[test]
 fn direct_goes_down_at_once() {
     let mut state = state_with(64);
@@ -231,7 +233,7 @@ fn direct_comes_back_in_growing_steps() {
     );
 }
 
-/// No probing for cores that nobody waits for.
+/// No probe asks for cores that the guest does not want.
 #[test]
 fn direct_asks_only_for_what_is_wanted() {
     let mut state = state_with(8);

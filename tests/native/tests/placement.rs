@@ -43,7 +43,7 @@ fn then_the_recent_one_near_the_waker() {
         choose(&mut machine.clone(), recent(6, 4)),
         (Step::Recent, 6)
     );
-    // Not if it is far from the waker, the waker's own, or its core is busy.
+    // Not if the recent CPU is far from the waker, is the waker's own, or its core is busy.
     for at in [recent(6, 0), recent(4, 4), recent(5, 4)] {
         assert_eq!(choose(&mut machine.clone(), at), (Step::IdleCore, 0));
     }
@@ -114,8 +114,8 @@ fn a_task_that_runs_long_prefers_a_far_idle_core_to_sharing_one() {
     assert_eq!(choose(&mut machine, long).0, Step::Beyond);
 }
 
-/// CPUs 0 and 1, 2 and 3 and so on are siblings; the messenger on 3 wakes from the only core that is
-/// free.
+/// CPUs 0 and 1, 2 and 3 and so on are siblings; the messenger on 3 wakes from the only core that
+/// is free.
 #[test]
 fn a_task_that_runs_long_shares_with_a_waker_that_sleeps_next_and_not_with_others() {
     let mut machine = small();
@@ -126,7 +126,7 @@ fn a_task_that_runs_long_shares_with_a_waker_that_sleeps_next_and_not_with_other
         outlasts_waker: true,
         ..Wakeup::new(previous, 3)
     };
-    // Where it is, and where it left a busy core for.
+    // From the previous CPU itself, and from a previous CPU whose core is busy.
     assert_eq!(choose(&mut machine.clone(), at(2)), (Step::Previous, 2));
     assert_eq!(choose(&mut machine.clone(), at(1)), (Step::IdleCore, 2));
     assert_eq!(choose(&mut machine.clone(), at(5)).1, 2);
@@ -155,18 +155,18 @@ fn all_are_asked_for_an_idle_core_until_none_is_found() {
         };
         choose(machine, wakeup)
     };
-    // One CPU of each core idles: nobody has a core, and the next search is short.
+    // One CPU of each core idles: there is no idle core, and the next search is short.
     machine.set((1..32).step_by(2), Cpu::Free);
     assert!(machine.may_have_idle_core(0));
     assert_eq!(few(&mut machine).0, Step::IdleCpu);
     assert!(!machine.may_have_idle_core(0));
     assert_eq!(few(&mut machine).0, Step::IdleCpu);
 
-    // A core becomes idle, the last that a search comes to, and is found.
+    // The core that a search visits last becomes idle, and is found.
     machine.set([30], Cpu::Free);
     assert_eq!(few(&mut machine).0, Step::IdleCore);
 
-    // A task that may not use all does not speak for others.
+    // A task that may not use all CPUs does not record that there is no idle core.
     machine.set([30, 31], Cpu::Free);
     let (step, _) = machine.choose(0xff, &mut Wakeup::new(0, 0));
     assert_eq!(step, Step::IdleCpu);
@@ -227,7 +227,7 @@ fn fast_cores_first_for_tasks_that_want_them() {
 }
 
 proptest! {
-    /// Only allowed and idle CPUs are claimed, and nothing that is there is missed.
+    /// Only allowed and idle CPUs are claimed, and one is found whenever there is one.
     #[test]
     fn what_is_found_is_allowed_and_idle(
         shape in (1..=2u32, 1..=3u32, 1..=4u32, 1..=2u32),
@@ -298,7 +298,7 @@ proptest! {
     }
 }
 
-/// Against one mask of the whole machine, which is written twice for every nap.
+/// Compared with one mask of the whole machine, which is written twice for every idle period.
 #[test]
 fn naps_between_ticks_write_nothing_shared() {
     const NAPS: u32 = 20;

@@ -48,7 +48,7 @@ fn shares_of(parent: u64, siblings: &[Hogs]) -> Vec<f64> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Whatever the number of tasks in each.
+    /// Siblings share by weight, however many tasks each has.
     #[test]
     fn siblings_share_by_weight(siblings in prop::collection::vec(hogs(), 1..6), parent in 1000..=SHARE_ONE) {
         let all: u32 = siblings.iter().map(|hogs| hogs.weight).sum();

@@ -1,5 +1,6 @@
 //! `sparsemask.h` against a model: a set of numbers. Every property holds in every layout, with the
-//! undefined-behaviour sanitizer on.
+//! undefined-behaviour sanitizer on. A layout is a number of bits on each line; a visit goes once
+//! around a range of places.
 
 use magpie_native::sparsemask::{Layout, Mask};
 use proptest::prelude::*;
@@ -17,7 +18,8 @@ enum Operation {
     Visit(u32, u32, u32),
 }
 
-/// A number of places, and operations on them. Ranges may be empty, reversed, or begin the visit outside.
+/// A number of places, and operations on them. Ranges may be empty, reversed, or begin the visit
+/// outside.
 fn history() -> impl Strategy<Value = (u32, Vec<Operation>)> {
     let places = prop_oneof![1..=8u32, 1..=130u32, 1..=MOST_PLACES];
     places.prop_flat_map(|places| {
@@ -34,7 +36,7 @@ fn history() -> impl Strategy<Value = (u32, Vec<Operation>)> {
     })
 }
 
-/// Some places of some number of places, few or many of them.
+/// A size of the map in places, and the places that are set in it: a few, or up to all.
 fn population() -> impl Strategy<Value = (u32, BTreeSet<u32>)> {
     (1..=MOST_PLACES).prop_flat_map(|places| {
         let few = prop::collection::btree_set(0..places, 0..8);
@@ -46,6 +48,7 @@ fn population() -> impl Strategy<Value = (u32, BTreeSet<u32>)> {
     })
 }
 
+/// A map in which the model's places are set.
 fn filled(layout: Layout, places: u32, model: &BTreeSet<u32>) -> Mask {
     let mask = Mask::new(layout, places);
     for &place in model {
@@ -54,7 +57,8 @@ fn filled(layout: Layout, places: u32, model: &BTreeSet<u32>) -> Mask {
     mask
 }
 
-/// The expected result of a visit: the range from `start` on, then the rest.
+/// The expected result of a visit: the set places of the range from `start` on, then those before
+/// it. A `start` outside of the range means the range's first place.
 fn ring(model: &BTreeSet<u32>, range: Range<u32>, start: u32) -> Vec<u32> {
     let start = if range.contains(&start) {
         start
@@ -68,6 +72,7 @@ fn ring(model: &BTreeSet<u32>, range: Range<u32>, start: u32) -> Vec<u32> {
         .collect()
 }
 
+/// The expected result of a search: the first set place of the range, or the range's end.
 fn first_of(model: &BTreeSet<u32>, range: Range<u32>) -> u32 {
     let end = range.end;
     model
@@ -104,7 +109,8 @@ proptest! {
         }
     }
 
-    /// Around the ring exactly once, in order, whatever the start, also one outside of the range.
+    /// A visit returns each set place of the range exactly once, in order from the start; also from
+    /// a start outside of the range.
     #[test]
     fn a_visit_goes_once_around(
         (places, model) in population(),
@@ -120,9 +126,9 @@ proptest! {
         }
     }
 
-    /// A visit loads each line of its range once, and once more for each place that it stops at. One
-    /// load more is allowed where the ring is cut: the line of the start belongs to both halves, as
-    /// may each end of a half.
+    /// A visit loads each line of its range once, and once more for each place that it stops at.
+    /// One load more is allowed where the ring is cut: the line of the start belongs to both
+    /// halves, as may each end of a half.
     #[test]
     fn a_visit_is_linear_in_lines_and_set_places((places, model) in population(), start in 0..MOST_PLACES) {
         for layout in Layout::checked() {
@@ -211,6 +217,8 @@ fn a_visit_sees_changes_ahead_of_it() {
     }
 }
 
+/// Both kinds of layouts have the same six, with as many bits on a cache line as `build.rs`
+/// defines; the plain bitmap has 512.
 #[test]
 fn layouts_are_what_their_names_say() {
     let spread: Vec<u32> = Layout::plain()

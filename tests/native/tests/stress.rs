@@ -1,7 +1,8 @@
 //! Many threads on one sparsemask, under the sanitizers: builds and runs `c/stress.c`.
 //!
-//! The sanitizers need runtime libraries that Rust programs cannot have, so this is a C program of its
-//! own. Every run has a time limit: threads that wait for each other forever are a failure, not a hang.
+//! The sanitizers need runtime libraries that Rust programs cannot have, so this is a C program of
+//! its own. Every run has a time limit: threads that wait for each other forever are a failure, not
+//! a hang.
 
 use magpie_native::{CC, PORTABLE};
 use std::path::{Path, PathBuf};
