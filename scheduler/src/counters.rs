@@ -84,6 +84,7 @@ metrics! {
         wake_core = magpie_event_EVENT_WAKE_CORE, "Wakeups placed on another idle core of the LLC";
         wake_cpu = magpie_event_EVENT_WAKE_CPU, "Wakeups placed on an idle CPU of the LLC whose core was busy";
         wake_beyond = magpie_event_EVENT_WAKE_BEYOND, "Wakeups placed on an idle CPU of another LLC";
+        wake_other_queue = magpie_event_EVENT_WAKE_OTHER_QUEUE, "Wakeups put into another queue than the previous CPU's, because fewer tasks come first there";
         idle_write = magpie_event_EVENT_IDLE_WRITE, "Writes to shared cache lines that say which CPUs are idle";
     }
     "fork" {
@@ -136,8 +137,8 @@ impl Metrics {
         writeln!(
             output,
             "wakeup     {} placed on an idle CPU: the previous CPU {}, the recent one {}, an idle \
-             core {}, an idle CPU {}, beyond the LLC {}; in the waker's queue {}; {} writes to idle \
-             masks",
+             core {}, an idle CPU {}, beyond the LLC {}; in the waker's queue {}, in a shorter \
+             one {}; {} writes to idle masks",
             self.wake_idle,
             self.wake_previous,
             self.wake_recent,
@@ -145,6 +146,7 @@ impl Metrics {
             self.wake_cpu,
             self.wake_beyond,
             self.wake_waker,
+            self.wake_other_queue,
             self.idle_write
         )?;
         writeln!(

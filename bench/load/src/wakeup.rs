@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -56,6 +56,8 @@ pub struct Args {
 
 /// The state that the waker and the woken task share.
 struct Shared {
+    /// The thread of the task.
+    tid: AtomicI32,
     /// The task is about to sleep.
     sleeps: AtomicBool,
     /// Where it woke up, plus one; 0 before.
@@ -90,14 +92,15 @@ pub fn run(args: &Args) -> Result<Finding> {
     let hogs = hogs?;
 
     let shared = Shared {
+        tid: AtomicI32::new(0),
         sleeps: AtomicBool::new(false),
         woke_on: AtomicUsize::new(0),
     };
     let (read, write) = nix::unistd::pipe().context("make a pipe")?;
     let (read, write) = (File::from(read), File::from(write));
     let counts = thread::scope(|scope| {
-        let task = scope.spawn(|| sleep_and_tell(args, &online, &busy, &shared, &read));
-        let counts = wake_and_count(args, &shared, &write, task.thread());
+        let task = scope.spawn(|| sleep_and_tell(args, &busy, &shared, &read));
+        let counts = wake_and_count(args, &online, &shared, &write, task.thread());
         // After an error the task would otherwise wait for ever for the next round.
         drop(write);
         if counts.is_err() {
@@ -122,14 +125,11 @@ pub fn run(args: &Args) -> Result<Finding> {
 }
 
 /// The task: makes its history, sleeps, and notes on which CPU it woke.
-fn sleep_and_tell(
-    args: &Args,
-    online: &CpuSet,
-    busy: &CpuSet,
-    shared: &Shared,
-    mut read: &File,
-) -> Result<()> {
+fn sleep_and_tell(args: &Args, busy: &CpuSet, shared: &Shared, mut read: &File) -> Result<()> {
     let work = Duration::from_micros(args.work_us);
+    shared
+        .tid
+        .store(nix::unistd::gettid().as_raw(), Ordering::Release);
     for _ in 0..args.rounds {
         if let (Some(recent), Some(busy)) = (args.recent, busy.iter().next()) {
             // Allow a second CPU, which is busy: a scheduler does not place a pinned task, and so
@@ -139,14 +139,10 @@ fn sleep_and_tell(
             sys::spin_for(work);
             thread::sleep(SETTLE);
         }
+        // The waker allows the other CPUs again while this task sleeps, so that nothing migrates
+        // it before.
         sys::set_affinity(0, &CpuSet::of([args.previous]))?;
-        sys::set_affinity(0, online)?;
         sys::spin_for(work);
-        if sys::current_cpu() != args.previous {
-            // Sleep at once, so that the scheduler has no time to migrate this task again.
-            sys::set_affinity(0, &CpuSet::of([args.previous]))?;
-            sys::set_affinity(0, online)?;
-        }
         shared.sleeps.store(true, Ordering::Release);
         match args.sync {
             true => {
@@ -169,6 +165,7 @@ fn sleep_and_tell(
 /// The waker. It sleeps between its steps, so that its CPU is busy for the wakeup only.
 fn wake_and_count(
     args: &Args,
+    online: &CpuSet,
     shared: &Shared,
     mut write: &File,
     task: &thread::Thread,
@@ -181,6 +178,7 @@ fn wake_and_count(
         wait_until(|| shared.sleeps.swap(false, Ordering::AcqRel))
             .with_context(|| format!("round {round}: the task does not go to sleep"))?;
         thread::sleep(SETTLE);
+        sys::set_affinity(shared.tid.load(Ordering::Acquire), online)?;
         match args.sync {
             true => write.write_all(&[0]).context("write to the pipe")?,
             false => task.unpark(),

@@ -53,6 +53,7 @@ enum magpie_event {
 	EVENT_WAKE_CORE, /* an idle core of the LLC */
 	EVENT_WAKE_CPU, /* an idle CPU of the LLC */
 	EVENT_WAKE_BEYOND, /* idle CPU of another LLC */
+	EVENT_WAKE_OTHER_QUEUE, /* queue of a drawn CPU, shorter than the previous CPU's */
 	EVENT_FORK_AWAY, /* search for a new task's CPU began in another LLC */
 	EVENT_SPREAD, /* running task left a shared core for an idle one */
 	EVENT_IDLE_ENTER, /* CPU went idle */

@@ -22,6 +22,7 @@
  *   cgroup/parking.bpf.h      cpu-max: where throttled tasks wait
  *   place/idle_map.bpf.h      wakeup: which CPUs are idle
  *   place/search.bpf.h        wakeup: searches for an idle CPU
+ *   place/queue_choice.bpf.h  wakeup: which queue a task joins if no CPU is idle
  *   place/fork.bpf.h          fork: in which LLC a new task's search begins
  *   place/wakeup.bpf.h        wakeup: where a woken task runs
  *   place/spread.bpf.h        spread: a running task finds an idle core
@@ -74,6 +75,7 @@ UEI_DEFINE(uei);
 #include "cgroup/parking.bpf.h"
 #include "place/idle_map.bpf.h"
 #include "place/search.bpf.h"
+#include "place/queue_choice.bpf.h"
 #include "place/fork.bpf.h"
 #include "place/wakeup.bpf.h"
 #include "place/spread.bpf.h"

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
 use magpie_tests::scheduler::{
-    VT8, boot_for_magpie, counters, grown, json, number, shell, under, with_and_without,
+    VT8, VT8_NODES, boot_for_magpie, counters, grown, json, number, shell, under, with_and_without,
 };
 use serde_json::Value;
 
@@ -117,6 +117,43 @@ fn each_step_of_the_order_chooses_its_cpu() -> Result<()> {
             .try_for_each(|situation| must_wake_on(guest, situation.options, situation.without))
     })?;
     guest.into_guest().shutdown()
+}
+
+/// Wakes a SCHED_BATCH task, which preempts nobody, while CPU hogs keep every CPU busy and two more
+/// wait for its previous one. Returns the share of wakeups after which it ran there all the same.
+fn stays_in_a_long_queue(guest: &mut Guest, scheduler: &str) -> Result<f64> {
+    let found = json(
+        guest,
+        &format!(
+            "for i in 1 2; do taskset -c 2 magpie-load burn & hogs=\"$hogs $!\"; done
+             chrt --batch 0 magpie-load wakeup --json --previous 2 --rounds {ROUNDS} --waker 4 \
+                 --busy 0-7; code=$?; kill $hogs; exit $code"
+        ),
+    )?;
+    println!("{scheduler}: {}", found["cpus"]);
+    Ok(woken_on(&found, &[2])? as f64 / ROUNDS as f64)
+}
+
+/// Other CPUs may pull the task before it runs. So it does not always run where it was queued.
+#[test]
+fn a_woken_task_joins_a_shorter_queue_of_its_llc() -> Result<()> {
+    for machine in [VT8, VT8_NODES] {
+        let mut guest = boot_for_magpie(machine, |options| {
+            options.files.push("/usr/bin/chrt".into());
+        })?;
+        let (with, without) = with_and_without(
+            &mut guest,
+            "--no-wakeup-queue-choice",
+            stays_in_a_long_queue,
+        )?;
+        ensure!(with <= 0.1, "{with} of the wakeups stay in the long queue");
+        ensure!(
+            without >= 0.3,
+            "without the choice only {without} of them stay there"
+        );
+        guest.into_guest().shutdown()?;
+    }
+    Ok(())
 }
 
 /// Returns the percentage of time in which threads share a core beside an idle one. They start on

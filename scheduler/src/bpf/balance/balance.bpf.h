@@ -175,12 +175,6 @@ __noinline bool pull_near(s32 cpu, u64 vruntime)
 	return true;
 }
 
-/* A CPU's index in its LLC. */
-static __always_inline u32 offset_of(s32 cpu)
-{
-	return topology_of(cpu)->place - llc_of(topology_of(cpu)->llc)->first;
-}
-
 /* Take the balance duty if it is due and this CPU's; whether it was taken. */
 static __always_inline bool take_duty(struct llc_state *llc, s32 cpu, u64 now)
 {

@@ -31,6 +31,12 @@ static __always_inline const volatile struct llc_topology *llc_of(u32 llc)
 	return &llc_topology[llc & (MAX_LLCS - 1)];
 }
 
+/* A CPU's index in its LLC. */
+static __always_inline u32 offset_of(s32 cpu)
+{
+	return topology_of(cpu)->place - llc_of(topology_of(cpu)->llc)->first;
+}
+
 /* The CPU at a place, or NO_PLACE. */
 static __always_inline u32 place_to_cpu(u32 place)
 {

@@ -14,7 +14,7 @@
  *   idle core in another LLC, for a new task or long bursts? --yes--> there
  *   idle CPU in the LLC?                                     --yes--> there
  *   idle CPU in another LLC, and worth the move?             --yes--> there
- *   otherwise: the previous CPU's queue
+ *   otherwise: the previous CPU's queue, or a shorter one in the LLC (queue_choice.bpf.h)
  *
  * portable/placement.h has this order. Only CPUs that the task may use count, and only preferred
  * ones if it may use any. For a task with long bursts, a core also counts as idle if only the waker
@@ -99,7 +99,7 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 	if (step >= STEP_QUEUE) {
 		if (state->looks > FEWEST_LOOKS)
 			state->looks /= 2;
-		return queue_for(p, prev_cpu);
+		return choose_queue(p, ts, queue_for(p, prev_cpu));
 	}
 
 	if (step >= STEP_IDLE_CORE && state->looks < MOST_LOOKS)

@@ -123,26 +123,29 @@ static __always_inline void join_with_lag(struct task_state *ts, s32 cpu, u64 cl
  * A child owes one slice. If it joined at the clock itself, a chain of tasks that fork and exit
  * would run for ever before a CPU hog.
  */
-static __always_inline void join_first(struct task_state *ts, s32 cpu, u64 clock)
+static __always_inline s64 lag_of_child(void)
 {
-	join_with_lag(ts, cpu, clock, -(s64)slice_ns);
+	return -(s64)slice_ns;
+}
+
+/* The vruntime with which a task joins a CPU when it wakes, or is new. */
+static __always_inline u64 vruntime_after_sleep(const struct task_state *ts, s32 cpu)
+{
+	u64 clock = clock_of(cpu);
+
+	if (ts->cpu < 0)
+		return clock - lag_of_child();
+
+	return clock - lag_after_sleep(clock_of(ts->cpu) - ts->vruntime, slice_ns, ts->rate);
 }
 
 /* A task that was forked or woken joins a CPU's clock: it keeps a debt, and no positive lag. */
 static __always_inline void join_after_sleep(struct task_state *ts, s32 cpu)
 {
-	u64 clock = clock_of(cpu);
-	s64 lag;
-
 	end_burst(ts);
 	ts->catch_up = 0;
-	if (ts->cpu < 0) {
-		join_first(ts, cpu, clock);
-		return;
-	}
-
-	lag = clock_of(ts->cpu) - ts->vruntime;
-	join_with_lag(ts, cpu, clock, lag_after_sleep(lag, slice_ns, ts->rate));
+	ts->vruntime = vruntime_after_sleep(ts, cpu);
+	ts->cpu = cpu;
 }
 
 /*
@@ -161,7 +164,7 @@ static __always_inline void join_after_move(struct task_state *ts, s32 cpu)
 	s64 lag;
 
 	if (ts->cpu < 0) {
-		join_first(ts, cpu, clock);
+		join_with_lag(ts, cpu, clock, lag_of_child());
 		return;
 	}
 
@@ -182,7 +185,7 @@ static __always_inline void join_after_parking(struct task_state *ts, s32 cpu)
 	s64 lag;
 
 	if (ts->cpu < 0) {
-		join_first(ts, cpu, clock);
+		join_with_lag(ts, cpu, clock, lag_of_child());
 		return;
 	}
 

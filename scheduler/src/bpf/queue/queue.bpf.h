@@ -129,11 +129,11 @@ static __always_inline void kick_searcher(s32 idle, u32 hint)
 }
 
 /*
- * Return true if a woken task is due before the running task, and the running task may be preempted
- * (@state->deadline is not 0). Woken SCHED_BATCH and SCHED_IDLE tasks preempt no task, as in the
- * kernel.
+ * Return true if a woken task that is due at @due is due before the running task, and the running
+ * task may be preempted (@state->deadline is not 0). Woken SCHED_BATCH and SCHED_IDLE tasks preempt
+ * no task, as in the kernel.
  */
-static __always_inline bool should_preempt(const struct task_struct *p, const struct task_state *ts,
+static __always_inline bool should_preempt(const struct task_struct *p, u64 due,
 					   const struct cpu_state *state)
 {
 	u64 deadline = READ_ONCE(state->deadline);
@@ -141,7 +141,14 @@ static __always_inline bool should_preempt(const struct task_struct *p, const st
 	if (!preempt_enabled || !deadline || p->policy == SCHED_BATCH || p->policy == SCHED_IDLE)
 		return false;
 
-	return is_before(deadline_of(ts), deadline);
+	return is_before(due, deadline);
+}
+
+/* Return whether a task that wakes would preempt the running task of a CPU if it joined there. */
+static __always_inline bool would_preempt(const struct task_struct *p, const struct task_state *ts,
+					  s32 cpu)
+{
+	return should_preempt(p, vruntime_after_sleep(ts, cpu) + request(ts), state_of(cpu));
 }
 
 /* Keep wakeups from preempting the task that runs on a CPU. */
@@ -155,7 +162,7 @@ static __always_inline void forbid_preemption(struct cpu_state *state)
 static __always_inline bool preempt_for(struct task_struct *p, const struct task_state *ts,
 					struct cpu_state *state, u64 enq_flags)
 {
-	if (!should_preempt(p, ts, state))
+	if (!should_preempt(p, deadline_of(ts), state))
 		return false;
 
 	/* Only once: the next woken task would wait behind this one in the local queue. */
