@@ -3,41 +3,16 @@
 //! Samples of known truth, under the kinds of noise that benchmarks have, are judged after each
 //! round. The seeds are fixed, so that the figures are the same each time; they are printed.
 
+mod noise;
+
 use magpie_bench::sequential::decide;
 use magpie_bench::stats::{Verdict, mann_whitney};
-
-/// Draws one sample of about 1.
-type Noise = fn(&mut fastrand::Rng) -> f64;
+use noise::{KINDS, Noise, coarse, disturbed, quiet};
 
 const MARGIN: f64 = 0.03;
 /// Rounds at which a row that is not decided is given up.
 const LIMIT: usize = 30;
 const TRIALS: usize = 10_000;
-
-/// From the standard normal distribution (Box and Muller).
-fn normal(random: &mut fastrand::Rng) -> f64 {
-    let radius = (-2.0 * (1.0 - random.f64()).ln()).sqrt();
-    radius * (std::f64::consts::TAU * random.f64()).cos()
-}
-
-/// A quiet machine: 2 % variation.
-fn quiet(random: &mut fastrand::Rng) -> f64 {
-    (0.02 * normal(random)).exp()
-}
-
-/// A shared host: one run in five is slow by up to a half, none is fast.
-fn disturbed(random: &mut fastrand::Rng) -> f64 {
-    let slow = match random.u8(..5) {
-        0 => 0.5 * random.f64(),
-        _ => 0.0,
-    };
-    quiet(random) * (1.0 + slow)
-}
-
-/// A short run whose program prints hundredths: nearly all samples are tied with others.
-fn coarse(random: &mut fastrand::Rng) -> f64 {
-    (quiet(random) * 50.0).round() / 50.0
-}
 
 /// Shares of the trials.
 #[derive(Debug)]
@@ -70,11 +45,7 @@ fn simulate(noise: Noise, slower: f64, limit: usize, trials: usize, seed: u64) -
 fn the_same_against_itself_is_called_different_at_most_once_in_twenty() {
     // No row is decided the same here, so that each trial is looked at up to the limit: that is the
     // most that a stopping rule can ask for.
-    for (name, noise) in [
-        ("quiet", quiet as Noise),
-        ("disturbed", disturbed),
-        ("coarse", coarse),
-    ] {
+    for (name, noise) in KINDS {
         let mut random = fastrand::Rng::with_seed(1966);
         let draw = |random: &mut fastrand::Rng| -> Vec<f64> {
             (0..LIMIT).map(|_| noise(random)).collect()
@@ -103,11 +74,7 @@ fn the_same_against_itself_is_called_different_at_most_once_in_twenty() {
 
 #[test]
 fn a_difference_of_the_margin_is_called_the_same_at_most_once_in_twenty() {
-    for (name, noise) in [
-        ("quiet", quiet as Noise),
-        ("disturbed", disturbed),
-        ("coarse", coarse),
-    ] {
+    for (name, noise) in KINDS {
         for ratio in [1.0 + MARGIN, 1.0 / (1.0 + MARGIN)] {
             let shares = simulate(noise, ratio, LIMIT, TRIALS / 5, 1970);
             println!(

@@ -4,42 +4,17 @@
 //! A/A: the same scheduler twice, under the kinds of noise that benchmarks have. At most one row in
 //! twenty may be called different. A/B: one is 5 % slower. It must be found.
 
+mod noise;
+
 use std::collections::BTreeMap;
 
 use magpie_bench::report::{BASELINE, Report, Row};
 use magpie_bench::stats::Verdict;
 use magpie_bench::table::{Relation, relate};
+use noise::{KINDS, Noise, coarse, disturbed, quiet};
 
-/// Draws one sample of about 1.
-type Noise = fn(&mut fastrand::Rng) -> f64;
-
-/// From the standard normal distribution (Box and Muller).
-fn normal(random: &mut fastrand::Rng) -> f64 {
-    let radius = (-2.0 * (1.0 - random.f64()).ln()).sqrt();
-    radius * (std::f64::consts::TAU * random.f64()).cos()
-}
-
-/// A quiet machine: 2 % variation.
-fn quiet(random: &mut fastrand::Rng) -> f64 {
-    (0.02 * normal(random)).exp()
-}
-
-/// A shared host: one run in five is slow by up to a half, none is fast.
-fn disturbed(random: &mut fastrand::Rng) -> f64 {
-    let slow = if random.u8(..5) == 0 {
-        0.5 * random.f64()
-    } else {
-        0.0
-    };
-    quiet(random) * (1.0 + slow)
-}
-
-/// A short run whose program prints hundredths: nearly all samples are tied with others.
-fn coarse(random: &mut fastrand::Rng) -> f64 {
-    (quiet(random) * 50.0).round() / 50.0
-}
-
-/// Relations of `rows` tests with `rounds` rounds each, where the second scheduler is slower by a factor.
+/// Judges `rows` tests of `rounds` rounds each, in which the second scheduler is slower by a
+/// factor.
 fn relations(noise: Noise, slower: f64, rounds: usize, rows: usize, seed: u64) -> Vec<Relation> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut report = Report::new(BTreeMap::new(), String::new(), BTreeMap::new());
@@ -71,11 +46,7 @@ fn called_different(relations: &[Relation]) -> f64 {
 #[test]
 fn the_same_against_itself_is_called_different_at_most_once_in_twenty() {
     // 2000 rows: three standard deviations of a true 5 % are 1.5 %.
-    for (name, noise) in [
-        ("quiet", quiet as Noise),
-        ("disturbed", disturbed),
-        ("coarse", coarse),
-    ] {
+    for (name, noise) in KINDS {
         for rounds in [4, 5, 8, 20] {
             let relations = relations(noise, 1.0, rounds, 2000, rounds as u64);
             assert_eq!(relations.len(), 2000);
