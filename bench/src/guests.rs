@@ -12,10 +12,11 @@ use anyhow::{Context, Result};
 use magpie_lab::GuestOptions;
 use serde_json::{Value, json};
 
+use crate::applied::{self, Applied};
 use crate::candidate::Candidate;
 use crate::place::{Place, Ran, Vm};
 use crate::provenance::Values;
-use crate::setting::{self, Applied, Boot};
+use crate::setting::Boot;
 
 /// Booted guests, of which one is in use.
 pub struct Guests {
@@ -118,12 +119,12 @@ impl Place for Guests {
             self.current = index;
             self.guest().resume()?;
         }
-        self.applied = setting::apply(self.guest(), &candidate.settings)?;
+        self.applied = applied::apply(self.guest(), &candidate.settings)?;
         Ok(())
     }
 
     fn leave(&mut self) -> Result<()> {
         let applied = std::mem::take(&mut self.applied);
-        setting::restore(self.guest(), &applied)
+        applied::restore(self.guest(), &applied)
     }
 }

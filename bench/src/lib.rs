@@ -41,6 +41,7 @@ pub mod stats;
 pub mod table;
 pub mod workload;
 
+mod applied;
 mod callbacks;
 mod compare;
 mod counters;
