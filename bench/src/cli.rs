@@ -13,7 +13,9 @@ use crate::progress::Progress;
 use crate::reference::{self, Names, Published};
 use crate::report::Report;
 use crate::table::{Style, render};
-use crate::{callbacks, file, html, interrupt, peers, plot, shard, show, suite, workload};
+use crate::{
+    callbacks, file, html, interrupt, peers, plot, shard, show, suite, verdicts, workload,
+};
 
 /// Exit code of a gate that fails, and of a run in which a scheduler or workload failed.
 const FAILED: u8 = 1;
@@ -74,7 +76,7 @@ fn run_merge(args: &Merge) -> Result<()> {
         .map(|file| Ok((file.display().to_string(), Report::load(file)?)))
         .collect::<Result<_>>()?;
     let mut whole = shard::merge(&reports)?;
-    whole.judge();
+    verdicts::judge(&mut whole);
     whole.save(&args.json)?;
     if !file::is_standard_stream(&args.json) {
         print!("{}", render(&whole, Style::Text));
@@ -94,7 +96,7 @@ fn run_measure(args: &Measure) -> Result<u8> {
 
     let ran = suite.run(place.as_mut(), &mut report, &mut progress);
     progress.finish();
-    report.judge();
+    verdicts::judge(&mut report);
     print_results(args, &report)?;
     for (rows, names) in published.iter().filter(|_| ran.is_ok()) {
         println!(

@@ -9,9 +9,9 @@ use std::fmt::Write as _;
 
 use anyhow::{Result, bail};
 
+use crate::relation::relate;
 use crate::report::{BASELINE, Report, Row};
 use crate::stats::{Average, Verdict, variation_percent};
-use crate::table::relate;
 
 /// How strict the gate is.
 #[derive(Clone, Copy, Debug)]

@@ -9,9 +9,10 @@ use anyhow::{Context, Result};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::provenance::Values;
+use crate::relation::Relation;
 use crate::report::{BASELINE, Report, Row};
 use crate::stats::{Average, Better, Verdict, variation_percent};
-use crate::table::{Relation, significant};
+use crate::table::significant;
 use crate::verdicts::Verdicts;
 use crate::{curve, file, occupancy, strip};
 
@@ -39,15 +40,10 @@ pub fn write(report: &Report, path: &Path) -> Result<()> {
 }
 
 fn render(report: &Report) -> Result<String> {
-    let mut workloads: Vec<&str> = Vec::new();
-    for (workload, _) in report.tests() {
-        if !workloads.contains(&workload) {
-            workloads.push(workload);
-        }
-    }
+    let verdicts = Verdicts::of(report);
+    let workloads = report.workloads().into_iter();
     let sections: Vec<Markup> = workloads
-        .iter()
-        .map(|workload| section(report, workload))
+        .map(|workload| section(report, &verdicts, workload))
         .collect::<Result<_>>()?;
     let origin = report.origin();
     let title = format!("Schedulers on {}", origin.machine_name());
@@ -68,7 +64,7 @@ fn render(report: &Report) -> Result<String> {
                 @if !report.complete {
                     p.warning { "This run was interrupted or failed: samples are missing." }
                 }
-                (summary(report))
+                (summary(report, &verdicts))
                 (how_to_read())
                 @for section in &sections { (section) }
                 (failures(report))
@@ -81,9 +77,8 @@ fn render(report: &Report) -> Result<String> {
 
 /// Counts for each scheduler the tests in which it is better, worse, not different, and without a
 /// result.
-fn summary(report: &Report) -> Markup {
+fn summary(report: &Report, verdicts: &Verdicts) -> Markup {
     let tests = report.tests();
-    let verdicts = Verdicts::of(report);
     let line = |scheduler: &str| {
         let tally = verdicts.tally(report, scheduler);
         [tally.better, tally.worse, tally.undecided, tally.missing]
@@ -117,14 +112,10 @@ fn how_to_read() -> Markup {
     }
 }
 
-fn section(report: &Report, workload: &str) -> Result<Markup> {
-    let tests: Vec<_> = report
-        .tests()
-        .into_iter()
-        .filter(|(name, _)| *name == workload)
-        .collect();
+/// The table of a workload, and the pictures of each of its tests.
+fn section(report: &Report, verdicts: &Verdicts, workload: &str) -> Result<Markup> {
+    let tests = report.tests_of(workload);
     let schedulers = report.schedulers();
-    let verdicts = Verdicts::of(report);
     let pictures: Vec<_> = tests
         .iter()
         .map(|test| {
@@ -147,7 +138,7 @@ fn section(report: &Report, workload: &str) -> Result<Markup> {
                     td { (test.1) }
                     td { (baseline(report, *test)) }
                     @for scheduler in &schedulers {
-                        @if *scheduler != BASELINE { td { (cell(report, &verdicts, *test, scheduler)) } }
+                        @if *scheduler != BASELINE { td { (cell(report, verdicts, *test, scheduler)) } }
                     }
                 }
             }

@@ -34,6 +34,7 @@ pub mod cli;
 pub mod guests;
 pub mod html;
 pub mod place;
+pub mod relation;
 pub mod report;
 pub mod runner;
 pub mod sequential;

@@ -10,9 +10,9 @@ use plotters::coord::{CoordTranslate, Shift};
 use plotters::prelude::*;
 
 use crate::file;
+use crate::relation::relate;
 use crate::report::{BASELINE, Report};
 use crate::stats::{Average, Better};
-use crate::table::relate;
 
 /// Width of a group of bars, of 1 from a group to the next; the rest is the gap.
 const GROUP_WIDTH: f64 = 0.8;

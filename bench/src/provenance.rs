@@ -13,14 +13,14 @@ use magpie_lab::files;
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
-use crate::report::UNTIL_SURE;
-
 /// Named values of a result file: its machine, or its options.
 pub type Values = BTreeMap<String, Value>;
 
 const COMMIT: &str = "commit";
 /// The option under which a report keeps the kernel release of each candidate, if they differ.
 pub const KERNELS: &str = "kernels";
+/// The option under which a report keeps the margin of `--until-sure`, as a share.
+pub const UNTIL_SURE: &str = "until_sure";
 /// The part of an [`Origin`] that has the command.
 pub const COMMAND: &str = "command";
 const COMMAND_LINE: &str = "command_line";

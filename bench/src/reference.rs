@@ -9,8 +9,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::relation::relate;
 use crate::report::{BASELINE, Report};
-use crate::table::{Align, Style, relate, write_lines};
+use crate::table::{Align, Style, write_lines};
 
 /// One published figure.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,18 +12,14 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::file;
-use crate::provenance::{Origin, Values};
-use crate::stats::Better;
-use crate::verdicts::{Judged, Verdicts};
+use crate::provenance::{Origin, UNTIL_SURE, Values};
+use crate::stats::{Better, SIGNIFICANCE, Verdict};
 
 /// Version of the result file's format. It is raised when an old reader would misread a new file.
 pub const SCHEMA: u32 = 1;
 
 /// The name of the baseline in reports: the kernel without a sched_ext scheduler.
 pub const BASELINE: &str = "eevdf";
-
-/// The option under which a report keeps the margin of `--until-sure`, as a share.
-pub const UNTIL_SURE: &str = "until_sure";
 
 /// A result file. Readers ignore keys that they do not know.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -88,6 +84,40 @@ pub struct Row {
     pub failed: Option<String>,
 }
 
+/// A row's verdicts, as the result file has them. Readers compute them anew from the samples.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Judged {
+    /// Of the row's own test.
+    pub verdict: Verdict,
+    /// Of the row's own test: the probability of a difference at least as clear by chance.
+    pub p: f64,
+    /// The round that decided; None if the number of rounds was fixed, or was too small to decide.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decided_after: Option<usize>,
+    /// The smallest false discovery rate at which the row is still called different, corrected for
+    /// all rows of the report. None if the row has too few samples to be tested.
+    pub p_corrected: Option<f64>,
+}
+
+impl Judged {
+    /// Does the row differ by its own test, but not if it is seen as one of many?
+    pub fn is_weak(self) -> bool {
+        self.verdict == Verdict::Different && self.p_corrected.is_none_or(|p| p >= SIGNIFICANCE)
+    }
+
+    /// The mark behind the row's figures.
+    pub fn mark(self) -> &'static str {
+        match self.verdict {
+            Verdict::Different if self.is_weak() => " weak",
+            Verdict::Different => "",
+            Verdict::Same => " same",
+            Verdict::TooFew => " few",
+            Verdict::Mixed => " mixed",
+            Verdict::Undecided => " unsure",
+        }
+    }
+}
+
 impl Row {
     /// Workload and case: rows of the same test differ in the scheduler only.
     pub fn test(&self) -> (&str, &str) {
@@ -119,6 +149,18 @@ impl Report {
     /// The tests of the report, each once, in the order of their runs.
     pub fn tests(&self) -> Vec<(&str, &str)> {
         distinct(self.results.iter().map(Row::test))
+    }
+
+    /// The workloads of the report, each once, in the order of their runs.
+    pub fn workloads(&self) -> Vec<&str> {
+        distinct(self.results.iter().map(|row| row.workload.as_str()))
+    }
+
+    /// The tests of one workload.
+    pub fn tests_of(&self, workload: &str) -> Vec<(&str, &str)> {
+        let mut tests = self.tests();
+        tests.retain(|(name, _)| *name == workload);
+        tests
     }
 
     /// The schedulers of the report: the baseline, then the others in the order of the first round.
@@ -153,14 +195,6 @@ impl Report {
             report.schema
         );
         Ok(report)
-    }
-
-    /// Puts the verdicts into the rows, as the run has ended.
-    pub fn judge(&mut self) {
-        let verdicts: Vec<Option<Judged>> = Verdicts::of(self).judged().collect();
-        for (row, verdict) in self.results.iter_mut().zip(verdicts) {
-            row.verdict = verdict;
-        }
     }
 
     /// Writes the report as JSON, compressed if the name ends in `.gz`; `-` is standard output. A

@@ -204,7 +204,7 @@ fn until_sure_ends_each_row_when_it_is_decided() {
     suite.run(&mut place, &mut report, &mut log).unwrap();
     assert!(report.complete);
     assert_eq!(log.done, suite.runs());
-    report.judge();
+    crate::verdicts::judge(&mut report);
     let rows: Vec<(&str, usize)> = report
         .results
         .iter()

@@ -119,7 +119,7 @@ pub enum Verdict {
     /// outliers decide the average, and its percentage would claim the opposite of the real
     /// difference.
     Mixed,
-    /// The rounds ended before the row was decided; see [`crate::sequential`].
+    /// The rounds ended before the row was decided; see `sequential.rs`.
     Undecided,
 }
 

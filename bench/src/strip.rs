@@ -7,9 +7,9 @@ use anyhow::{Context, Result};
 use plotters::prelude::*;
 
 use crate::plot::{Area, COLOURS, draw_svg, failed};
+use crate::relation::relate;
 use crate::report::{BASELINE, Report};
 use crate::stats::{Average, interval};
-use crate::table::relate;
 
 const WIDTH: u32 = 960;
 const BAR_HEIGHT: u32 = 26;

@@ -9,9 +9,10 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::report::{BASELINE, Report, Row};
-use crate::stats::{Average, Better, Verdict, direction, judge_p, mann_whitney, variation_percent};
-use crate::verdicts::{Judged, Verdicts};
+use crate::relation::Relation;
+use crate::report::{BASELINE, Judged, Report, Row};
+use crate::stats::{Average, variation_percent};
+use crate::verdicts::Verdicts;
 
 /// How the table is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,52 +30,6 @@ impl Style {
             true => Style::Markdown,
             false => Style::Text,
         }
-    }
-}
-
-/// One scheduler's result against the baseline's.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Relation {
-    /// Average over the baseline's average.
-    pub normalized: f64,
-    /// Percent by which it is better; negative is worse.
-    pub improvement: f64,
-    /// Whether the difference is real.
-    pub verdict: Verdict,
-    /// The test's p value.
-    pub p: f64,
-}
-
-/// Compares a row with the baseline's row; None if either has no usable samples.
-pub fn relate(base: &Row, row: &Row) -> Option<Relation> {
-    let average = Average::for_unit(&row.unit);
-    let (reference, value) = (average.of(&base.samples), average.of(&row.samples));
-    if !reference.is_finite() || !value.is_finite() || reference == 0.0 {
-        return None;
-    }
-    let normalized = value / reference;
-    let improvement = match row.better {
-        Better::Lower => 100.0 * (1.0 - normalized),
-        Better::Higher => 100.0 * (normalized - 1.0),
-    };
-    let p = mann_whitney(&base.samples, &row.samples);
-    let mut relation = Relation {
-        normalized,
-        improvement,
-        verdict: judge_p(&base.samples, &row.samples, p),
-        p,
-    };
-    if relation.verdict == Verdict::Different && relation.contradicts(base, row) {
-        relation.verdict = Verdict::Mixed;
-    }
-    Some(relation)
-}
-
-impl Relation {
-    /// Do most samples of the row lie to one side of the baseline's, and the average to the other?
-    /// Tests compare ranks and the percentage averages, so outliers can make them disagree.
-    pub fn contradicts(&self, base: &Row, row: &Row) -> bool {
-        direction(&base.samples, &row.samples) * (self.normalized - 1.0) < 0.0
     }
 }
 
@@ -134,21 +89,10 @@ pub fn render_tables(report: &Report, style: Style) -> String {
     let schedulers = report.schedulers();
     let verdicts = Verdicts::of(report);
     let mut text = String::new();
-    let mut workloads: Vec<&str> = report
-        .tests()
-        .iter()
-        .map(|(workload, _)| *workload)
-        .collect();
-    workloads.dedup();
-    for workload in &workloads {
+    for workload in report.workloads() {
         let mut lines = vec![header(workload, &schedulers)];
-        lines.extend(
-            report
-                .tests()
-                .into_iter()
-                .filter(|(name, _)| name == workload)
-                .map(|test| line(report, &verdicts, test, &schedulers)),
-        );
+        let tests = report.tests_of(workload).into_iter();
+        lines.extend(tests.map(|test| line(report, &verdicts, test, &schedulers)));
         write_lines(&mut text, &lines, style, Align::Left);
         text.push('\n');
     }
@@ -284,6 +228,7 @@ fn write_markdown(text: &mut String, lines: &[Vec<String>], align: Align) {
 mod tests {
     use super::*;
     use crate::report::tests::report_of;
+    use crate::stats::Better;
 
     const BASE: &[f64] = &[1.00, 1.02, 0.98, 1.01, 0.99];
 

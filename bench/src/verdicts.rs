@@ -15,46 +15,10 @@
 //!
 //! The verdict of a row stays as it is: somebody who asks about this row only needs no correction.
 
-use serde::Serialize;
-
-use crate::report::{BASELINE, Report, Row};
+use crate::relation::{Relation, relate};
+use crate::report::{BASELINE, Judged, Report, Row};
 use crate::sequential::decide;
-use crate::stats::{SIGNIFICANCE, Verdict};
-use crate::table::{Relation, relate};
-
-/// A row's verdicts, as the result file has them. Readers compute them anew from the samples.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Judged {
-    /// Of the row's own test.
-    pub verdict: Verdict,
-    /// Of the row's own test: the probability of a difference at least as clear by chance.
-    pub p: f64,
-    /// The round that decided; None if the number of rounds was fixed, or was too small to decide.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub decided_after: Option<usize>,
-    /// The smallest false discovery rate at which the row is still called different, corrected for
-    /// all rows of the report. None if the row has too few samples to be tested.
-    pub p_corrected: Option<f64>,
-}
-
-impl Judged {
-    /// Does the row differ by its own test, but not if it is seen as one of many?
-    pub fn is_weak(self) -> bool {
-        self.verdict == Verdict::Different && self.p_corrected.is_none_or(|p| p >= SIGNIFICANCE)
-    }
-
-    /// The mark behind the row's figures.
-    pub fn mark(self) -> &'static str {
-        match self.verdict {
-            Verdict::Different if self.is_weak() => " weak",
-            Verdict::Different => "",
-            Verdict::Same => " same",
-            Verdict::TooFew => " few",
-            Verdict::Mixed => " mixed",
-            Verdict::Undecided => " unsure",
-        }
-    }
-}
+use crate::stats::Verdict;
 
 /// How many tests of a candidate ended with which verdict.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -156,6 +120,14 @@ impl Verdicts {
     }
 }
 
+/// Puts the verdicts into the rows of a report whose run has ended, for other programs.
+pub fn judge(report: &mut Report) {
+    let verdicts: Vec<Option<Judged>> = Verdicts::of(report).judged().collect();
+    for (row, verdict) in report.results.iter_mut().zip(verdicts) {
+        row.verdict = verdict;
+    }
+}
+
 /// The relation as the sequential test judges it, because the U test keeps its error rate only if
 /// the number of rounds did not depend on the samples.
 fn decided(base: &Row, row: &Row, fixed: Relation, margin: f64) -> (Relation, Option<usize>) {
@@ -194,6 +166,7 @@ mod tests {
 
     use super::*;
     use crate::report::tests::report_of;
+    use crate::stats::SIGNIFICANCE;
 
     #[test]
     fn the_example_of_the_paper_comes_out_as_published() {

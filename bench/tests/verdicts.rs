@@ -8,9 +8,9 @@ mod noise;
 
 use std::collections::BTreeMap;
 
+use magpie_bench::relation::{Relation, relate};
 use magpie_bench::report::{BASELINE, Report, Row};
 use magpie_bench::stats::Verdict;
-use magpie_bench::table::{Relation, relate};
 use noise::{KINDS, Noise, coarse, disturbed, quiet};
 
 /// Judges `rows` tests of `rounds` rounds each, in which the second scheduler is slower by a

@@ -8,10 +8,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use magpie_bench::candidate::parse_list;
 use magpie_bench::place::{Place, Ran, Vm};
+use magpie_bench::relation::{Relation, relate};
 use magpie_bench::report::{BASELINE, Report, Row};
 use magpie_bench::runner::{self, Suite};
 use magpie_bench::stats::Verdict;
-use magpie_bench::table::{Relation, Style, relate, render};
+use magpie_bench::table::{Style, render};
 use magpie_bench::workload;
 use magpie_lab::{GuestOptions, Machine};
 
