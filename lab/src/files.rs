@@ -8,10 +8,12 @@
 use std::env;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use atomic_write_file::AtomicWriteFile;
+use atomic_write_file::unix::OpenOptionsExt as _;
 
 /// Name of the lock file of the kernels.
 const KERNELS_LOCK: &str = "kernels.lock";
@@ -92,19 +94,15 @@ pub(crate) fn lock(path: &Path) -> Result<File> {
 /// # Errors
 /// When the file cannot be written.
 pub(crate) fn write_atomically(path: &Path, contents: &[u8]) -> Result<()> {
-    let folder = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
     let write = || -> io::Result<()> {
-        let mut file = tempfile::Builder::new()
-            .prefix(".magpie-")
-            .permissions(PermissionsExt::from_mode(0o644))
-            .tempfile_in(folder)?;
+        let mut options = AtomicWriteFile::options();
+        options
+            .mode(0o644)
+            .preserve_mode(false)
+            .preserve_owner(false);
+        let mut file = options.open(path)?;
         file.write_all(contents)?;
-        file.as_file().sync_all()?;
-        file.persist(path)?;
-        Ok(())
+        file.commit()
     };
     write().with_context(|| {
         let path = path.display();

@@ -1,19 +1,20 @@
 //! Writes metrics to a file that the node exporter's textfile collector reads.
 
 use std::fs::{self, Permissions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tempfile::Builder;
+use atomic_write_file::AtomicWriteFile;
+use atomic_write_file::unix::OpenOptionsExt as _;
 
 use super::{Exporter, Format};
 
-/// Writes the file every `interval` until SIGINT or SIGTERM, and removes it then: a file left behind
-/// would say for ever that the scheduler runs.
+/// Writes the file every `interval` until SIGINT or SIGTERM, and removes it then, because a file
+/// left behind would say for ever that the scheduler runs.
 ///
 /// # Errors
 /// When the file cannot be written.
@@ -43,21 +44,18 @@ pub fn keep(file: &Path, interval: Duration, exporter: &mut Exporter) -> Result<
 /// # Errors
 /// When its folder cannot be written.
 pub fn write(file: &Path, text: &str) -> Result<()> {
-    let attempt = || -> Result<()> {
-        let folder = match file.parent() {
-            Some(folder) if folder != Path::new("") => folder,
-            _ => Path::new("."),
-        };
-        // The collector skips it, because its name does not end in .prom.
-        let mut written = Builder::new().prefix(".magpie-").tempfile_in(folder)?;
+    let replace = || -> io::Result<()> {
+        // The collector skips the file until it is complete: its name does not end in .prom yet.
+        let mut options = AtomicWriteFile::options();
+        let mut written = options
+            .preserve_mode(false)
+            .preserve_owner(false)
+            .open(file)?;
         written.write_all(text.as_bytes())?;
-        written
-            .as_file()
-            .set_permissions(Permissions::from_mode(0o644))?;
-        written.persist(file)?;
-        Ok(())
+        written.set_permissions(Permissions::from_mode(0o644))?;
+        written.commit()
     };
-    attempt().with_context(|| format!("writing the metrics to {}", file.display()))
+    replace().with_context(|| format!("writing the metrics to {}", file.display()))
 }
 
 #[cfg(test)]
