@@ -1,20 +1,21 @@
 //! Measures schedulers: interleaved, with statistics.
 //!
 //! ```text
-//!                             options                       the command line
+//!                        options, cli                      the command line
 //!                                |
 //!   suites/*.toml                |
 //!   workloads.toml    --sched list         --in vm | host | vtime
 //!        |                 |                     |
-//!   suite, workload  candidate, setting   place, guests     commands, schedulers, /proc
+//!   suite, workload  candidate, setting   place, guests,    commands, schedulers, /proc,
+//!        |                 |              applied           settings of the kernel
 //!        |                 |                     |
 //!        +--------------- plan ------------------+          all checks before a guest is booted
 //!        |                 |                     |
-//!        +------------> runner <-----------------+          progress shows how far it is
-//!                          |  samples, counters, occupancy
+//!        +------------> runner <-----------------+          progress shows how far it is,
+//!                          |  samples, counters, occupancy  interrupt is Ctrl-C
 //!                        report, provenance ----> file      JSON: raw samples, and their origin
 //!                          |
-//!                   stats, verdicts
+//!            stats, sequential, relation, verdicts          averages, real differences
 //!                          |
 //!        +--------+--------+-+--------+-----------+
 //!      table   compare     html     plot      shard         text, exit code, pages, pictures,
@@ -26,8 +27,9 @@
 //!   peers                                                   installs published schedulers
 //! ```
 //!
-//! The report keeps raw samples, and `stats` and `verdicts` compute every average and verdict from them, so that
-//! a better statistic can be applied to old files.
+//! The report keeps raw samples, and `stats` and `verdicts` compute every average and verdict from
+//! them, so that a better statistic can be applied to old files. No file imports itself over
+//! others.
 
 pub mod candidate;
 pub mod cli;

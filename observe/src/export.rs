@@ -1,9 +1,10 @@
-//! `magpie export`: metrics of the running scheduler in the OpenMetrics text format, over HTTP or as
-//! a file for the node exporter.
+//! `magpie export`: metrics of the running scheduler in the OpenMetrics text format, over HTTP or
+//! as a file for the node exporter.
 //!
 //! Each scrape asks the scheduler anew. While none runs, the exporter stays up, says `magpie_up 0`,
 //! and prints the reason once.
 
+mod exporter;
 mod families;
 mod http;
 mod metrics;
@@ -18,6 +19,7 @@ use anyhow::Result;
 use crate::sample::Source;
 use crate::scheduler::SOCKET;
 
+pub use exporter::Exporter;
 pub use families::Format;
 
 /// Serve metrics of the running scx_magpie to Prometheus
@@ -41,8 +43,8 @@ pub struct Args {
 
     /// Write the metrics to this file instead, for the textfile collector of the node exporter
     ///
-    /// The file is replaced as a whole, so that a reader never sees half of it, and removed when the
-    /// exporter ends.
+    /// The file is replaced as a whole, so that a reader never sees half of it, and removed when
+    /// the exporter ends.
     #[arg(long, value_name = "PATH", conflicts_with = "listen")]
     textfile: Option<PathBuf>,
 
@@ -86,37 +88,4 @@ pub fn run(args: &Args) -> Result<u8> {
         (None, None) => http::serve(args.listen, &mut exporter)?,
     }
     Ok(0)
-}
-
-/// Makes metrics of samples, and tells on standard error when the scheduler comes or goes.
-pub struct Exporter {
-    source: Source,
-    /// What was told last: why there is no answer, or that there is one.
-    told: Option<Result<(), String>>,
-}
-
-impl Exporter {
-    /// An exporter of this source's samples.
-    pub fn new(source: Source) -> Exporter {
-        Exporter { source, told: None }
-    }
-
-    /// Asks the scheduler, and returns the metrics as text.
-    pub fn scrape(&mut self, format: Format) -> String {
-        let (sample, explanations) = self.source.take_explained();
-        self.tell(sample.status.as_ref().map(|_| ()).map_err(String::clone));
-        families::encode(metrics::families(&sample, &explanations), format)
-    }
-
-    /// Prints a line if the state is another one than before.
-    fn tell(&mut self, state: Result<(), String>) {
-        if self.told.as_ref() == Some(&state) {
-            return;
-        }
-        match &state {
-            Ok(()) => eprintln!("magpie export: scx_magpie answers: magpie_up 1"),
-            Err(reason) => eprintln!("magpie export: magpie_up 0: {reason}"),
-        }
-        self.told = Some(state);
-    }
 }

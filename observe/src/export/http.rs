@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result, anyhow, bail};
 use tiny_http::{Header, Method, Request, Response, Server};
 
-use super::{Exporter, Format};
+use super::exporter::Exporter;
+use super::families::Format;
 
 const INDEX: &str = "magpie export: the metrics of scx_magpie are at /metrics\n";
 

@@ -11,7 +11,8 @@ use anyhow::{Context, Result};
 use atomic_write_file::AtomicWriteFile;
 use atomic_write_file::unix::OpenOptionsExt as _;
 
-use super::{Exporter, Format};
+use super::exporter::Exporter;
+use super::families::Format;
 
 /// Writes the file every `interval` until SIGINT or SIGTERM, and removes it then, because a file
 /// left behind would say for ever that the scheduler runs.
