@@ -3,7 +3,7 @@
 //! ```text
 //!   due        due        due        due
 //!    |----------|----------|----------|
-//!    ==done      ==========|==done        the second is missed; the third starts at once, and is met
+//!    ==done      ==========|==done        the second is missed; the third begins late, and is met
 //! ```
 
 use crate::times::Window;

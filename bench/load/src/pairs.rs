@@ -92,8 +92,8 @@ impl Thinking {
     }
 }
 
-/// A client: thinks, asks, waits, and notes the response time. Requests that began while the caller
-/// measured count.
+/// A client: thinks, asks, waits, and notes the response time of each request that begins in the
+/// window.
 fn ask(mut server: &UnixStream, mut thinking: Thinking, window: Window) -> Result<Histogram<u64>> {
     sys::ask_for_exact_timers()?;
     let mut responses = times::histogram()?;

@@ -85,7 +85,7 @@ pub fn pair() -> Result<(UnixStream, UnixStream)> {
     UnixStream::pair().context("make a pair of sockets: is the limit of open files high enough?")
 }
 
-/// A client: asks, waits, notes the time, until the end. Requests that began while measuring count.
+/// A client: asks, waits, and notes the latency of each request that begins in the window.
 fn ask(mut service: &UnixStream, window: Window) -> Result<Histogram<u64>> {
     let mut latencies = times::histogram()?;
     loop {

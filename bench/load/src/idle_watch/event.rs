@@ -39,9 +39,9 @@ pub enum Event {
     Switch {
         /// The task that ran.
         prev: i32,
-        /// It stays runnable: preempted, or it yielded.
+        /// `prev` stays runnable: it was preempted, or yielded.
         prev_runs_on: bool,
-        /// It is a real-time or deadline task.
+        /// `prev` is a real-time or deadline task.
         prev_is_rt: bool,
         /// The task that runs now.
         next: i32,
@@ -114,7 +114,7 @@ pub fn hotplug_marker(cpu: usize, online: bool) -> String {
     )
 }
 
-/// The event that a trace marker of ours stands for; [`Event::Other`] for all other markers.
+/// The event that a trace marker of ours stands for; [`Event::Sign`] for any other marker.
 pub fn parse_marker(text: &str) -> Event {
     let words: Vec<&str> = text.trim_end_matches(['\0', '\n']).split(' ').collect();
     let parsed = match words[..] {
@@ -134,7 +134,7 @@ pub fn parse_marker(text: &str) -> Event {
     parsed.unwrap_or(Event::Sign)
 }
 
-/// A CPU switches from a task that goes to sleep.
+/// A record of a switch from a task that falls asleep.
 #[cfg(test)]
 pub fn switch(time: u64, cpu: usize, prev: i32, next: i32) -> Record {
     let event = Event::Switch {
