@@ -59,6 +59,7 @@ impl Guests {
                 .with_context(|| format!("the candidate {}", candidate.name))?;
             guests.leave()?;
         }
+        // The report names the kernel of the guest in use as its own: that of the baseline.
         if let [baseline, ..] = candidates {
             guests.enter(baseline)?;
             guests.leave()?;

@@ -62,7 +62,8 @@ const MARKS: &str = "\
 pub fn render(report: &Report) -> String {
     let mut text = head(report.origin());
     if !report.complete {
-        text += "\nThis run did not end, or the file does not say that it did: samples\nmay be missing.\n";
+        text += "\nThis run did not end, or the file does not say that it did: samples\n\
+                 may be missing.\n";
     }
     let verdicts = Verdicts::of(report);
     for block in blocks(report) {
@@ -90,7 +91,7 @@ fn head(origin: Origin) -> String {
     let mut text = String::new();
     for (name, value) in origin.parts() {
         if name != COMMAND {
-            put(&mut text, &value, &format!("{name:<10}  "), "            ");
+            write_filled(&mut text, &value, &format!("{name:<10}  "), "            ");
         }
     }
     if let Some(Ok(words)) = origin.command().map(shell_words::split) {
@@ -173,6 +174,7 @@ struct Block<'a> {
     tests: Vec<(&'a str, &'a str)>,
 }
 
+/// The blocks of a report, in the order of its tests.
 fn blocks(report: &Report) -> Vec<Block<'_>> {
     let mut blocks: Vec<Block> = Vec::new();
     for test in report.tests() {
@@ -212,7 +214,7 @@ impl Block<'_> {
             ("Interpretation", direction),
             ("Statistic", statistic),
         ] {
-            put(text, value, &format!("{name:<14}: "), "                ");
+            write_filled(text, value, &format!("{name:<14}: "), "                ");
         }
         let _ = writeln!(text, "{RULE}");
         let head = "norm. [pct imp](   CV)";
@@ -222,7 +224,7 @@ impl Block<'_> {
             "Case:", "average"
         );
         for test in &self.tests {
-            put(text, test.1, "", "    ");
+            write_filled(text, test.1, "", "    ");
             for scheduler in report.schedulers() {
                 if let Some(row) = report.row(*test, scheduler) {
                     write_row(row, &figures(report, verdicts, row), text);
@@ -240,14 +242,15 @@ fn write_row(row: &Row, figures: &str, text: &mut String) {
         let _ = writeln!(text, "{line}");
         return;
     }
-    put(text, name, "  ", "      ");
+    write_filled(text, name, "  ", "      ");
     let line = format!("  {:<NAME$}  {figures}", "");
     match line.chars().count() <= WIDTH {
         true => text.push_str(&(line + "\n")),
-        false => put(text, figures, "    ", "    "),
+        false => write_filled(text, figures, "    ", "    "),
     }
 }
 
+/// Average, normalized average, improvement, variation and mark of a row.
 fn figures(report: &Report, verdicts: &Verdicts, row: &Row) -> String {
     if row.failed.is_some() {
         return format!("{:>AVERAGE$}", "FAILED");
@@ -284,14 +287,15 @@ fn summary(report: &Report, verdicts: &Verdicts) -> String {
         if tally.missing > 0 {
             let _ = write!(line, ", without a result in {}", tally.missing);
         }
-        put(&mut text, &line, "", "    ");
+        write_filled(&mut text, &line, "", "    ");
     }
     let (tested, different, corrected) = verdicts.count();
     if tested > 1 {
         let line = format!(
-            "{different} of {tested} rows differ by their own tests, {corrected} after the correction for their number."
+            "{different} of {tested} rows differ by their own tests, {corrected} after the \
+             correction for their number."
         );
-        put(&mut text, &line, "", "    ");
+        write_filled(&mut text, &line, "", "    ");
     }
     text
 }
@@ -309,22 +313,22 @@ fn failures(report: &Report) -> String {
         }
         told.push((&row.scheduler, why));
         let _ = writeln!(text, "\nFAILED:");
-        put(
+        write_filled(
             &mut text,
             &format!("{} under {}", row.workload, row.scheduler),
             "  ",
             "    ",
         );
         for line in why.lines() {
-            put(&mut text, line, "    ", "      ");
+            write_filled(&mut text, line, "    ", "      ");
         }
     }
     text
 }
 
-/// Writes words, broken into lines of at most [`WIDTH`] characters; also inside a word if it alone
-/// is longer.
-fn put(text: &mut String, words: &str, first: &str, indent: &str) {
+/// Writes words in lines of at most [`WIDTH`] characters, and breaks a word that is longer than a
+/// line.
+fn write_filled(text: &mut String, words: &str, first: &str, indent: &str) {
     let room = WIDTH - indent.len().max(first.len());
     let pieces = words.split_whitespace().flat_map(|word| pieces(word, room));
     let pieces: Vec<String> = pieces.collect();

@@ -92,8 +92,8 @@ pub(crate) struct Measure {
     /// most 30 with --until-sure]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) rounds: Option<u16>,
-    /// Run each row until it is decided, with at most --rounds rounds: until its difference is real,
-    /// or known to be smaller than --margin
+    /// Run each row until it is decided, with at most --rounds rounds: until its difference is
+    /// real, or known to be smaller than --margin
     #[arg(long)]
     pub(crate) until_sure: bool,
     /// With --until-sure, the difference below which two candidates are the same

@@ -102,8 +102,8 @@ impl Vm {
         Ok(Self { guest, machine })
     }
 
-    /// Stops a guest in virtual time until [`Vm::resume`], because its time would run ahead. A guest
-    /// in real time goes on idling, because it would miss time.
+    /// Stops a guest in virtual time until [`Vm::resume`], because its time would run ahead. A
+    /// guest in real time goes on idling, because it would miss time if it were stopped.
     ///
     /// # Errors
     /// If QEMU is gone.
@@ -213,7 +213,8 @@ impl Host {
     pub fn check_schedulers_possible() -> Result<()> {
         if !Path::new(STATE).exists() {
             bail!(
-                "this host's kernel has no sched_ext, so no scheduler can be loaded: measure in a guest with --in vm"
+                "this host's kernel has no sched_ext, so no scheduler can be loaded: measure in a \
+                 guest with --in vm"
             );
         }
         if !nix::unistd::geteuid().is_root() {

@@ -62,8 +62,8 @@ impl Plan {
         settle_kernels(&mut suite.candidates, args)?;
         ensure!(
             !args.until_sure || suite.candidates.len() > 1,
-            "--until-sure compares candidates with eevdf, and there is only eevdf: name another with \
-             --sched, such as scx_magpie or again=eevdf"
+            "--until-sure compares candidates with eevdf, and there is only eevdf: name another \
+             with --sched, such as scx_magpie or again=eevdf"
         );
         let mut options = runner::options(&suite);
         if let Some(shard) = args.shard {
@@ -137,8 +137,11 @@ fn choose_kernel(boot: &Boot, args: &Measure) -> Result<KernelChoice> {
     KernelChoice::parse(Some(kernel), config)
 }
 
-/// Removes the kernel from candidates that name the one they have anyway, so that they share its
-/// guest, and checks the place.
+/// Removes the kernel from candidates that name the kernel of `--kernel`, so that they share the
+/// baseline's guest.
+///
+/// # Errors
+/// With `--in host`, if a candidate asks for a kernel or settings.
 fn settle_kernels(candidates: &mut [Candidate], args: &Measure) -> Result<()> {
     let newest = SERIES.last().copied();
     let default = args.kernel.as_deref().or(newest);
@@ -148,8 +151,8 @@ fn settle_kernels(candidates: &mut [Candidate], args: &Measure) -> Result<()> {
         }
         ensure!(
             args.place != Where::Host || !candidate.needs_guest(),
-            "{} asks for a kernel or settings of its own, which would change this host: measure in a \
-             guest, with --in vm or --in vtime",
+            "{} asks for a kernel or settings of its own, which would change this host: measure in \
+             a guest, with --in vm or --in vtime",
             candidate.name
         );
     }
@@ -348,7 +351,8 @@ fn find_programs(place: Where, suite: &mut Suite) -> Result<Vec<PathBuf>> {
     Ok(programs)
 }
 
-/// Is this program built in this tree? Its workload may need packages in addition.
+/// Is this program built in this tree? Such a program is copied into the guest even if its workload
+/// names Debian packages, which then have other programs that it needs.
 fn is_ours(program: &str) -> bool {
     program.starts_with("magpie-")
 }

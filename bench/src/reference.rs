@@ -89,6 +89,7 @@ impl Table {
     }
 }
 
+/// Reads a table. Its columns tell which of the four published forms it has.
 fn parse(text: &str) -> Result<Vec<Published>> {
     let mut reader = csv::Reader::from_reader(text.as_bytes());
     let table = Table {
@@ -276,6 +277,7 @@ pub fn render(
     Ok(text)
 }
 
+/// The workloads that a table has, for a message.
 fn workloads_of(published: &[Published]) -> String {
     let mut names: Vec<&str> = published.iter().map(|row| row.workload.as_str()).collect();
     names.dedup();

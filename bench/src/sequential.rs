@@ -1,9 +1,9 @@
 //! A test that may be looked at after every round: the statistics of `--until-sure`.
 //!
 //! [`mann_whitney`](crate::stats::mann_whitney) keeps its error rate if the number of rounds is
-//! fixed before. A run that looks at p after each round, and stops when it falls below 0.05, calls
-//! far more than one of twenty equal pairs different. The test here is *always valid*: whatever the rule by
-//! which the rounds end, at most one of twenty equal pairs is ever called different.
+//! fixed before. A run that looks at p after each round, and stops when p falls below 0.05, calls
+//! far more than one of twenty equal pairs different. The test here is *always valid*: whatever the
+//! rule by which the rounds end, at most one of twenty equal pairs is ever called different.
 //!
 //! It is a mixture sequential probability ratio test of the ranks. After n rounds, the order of
 //! all 2n samples has a known probability if both sides have the same distribution: each deal of
@@ -47,7 +47,7 @@ enum Greater {
     Either,
 }
 
-/// What is known of a row after some rounds.
+/// The verdict of a row after some rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
     /// [`Verdict::Different`], [`Verdict::Same`], or [`Verdict::Undecided`].
@@ -67,8 +67,9 @@ pub struct Sequential {
     rounds: usize,
     /// The greatest evidence of a difference so far.
     most: f64,
-    /// The other side is known not to be less, or not to be greater, by the margin.
+    /// The other side is known not to be less by the margin.
     is_not_less: bool,
+    /// The other side is known not to be greater by the margin.
     is_not_greater: bool,
     verdict: Verdict,
 }
@@ -107,6 +108,7 @@ impl Sequential {
         }
     }
 
+    /// Updates what is known: the difference first, then whether it is small.
     fn judge(&mut self, base: &[f64], other: &[f64]) {
         self.most = self.most.max(evidence(base, other, Greater::Either));
         if 1.0 / self.most < SIGNIFICANCE {

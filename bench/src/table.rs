@@ -100,10 +100,12 @@ pub fn render_tables(report: &Report, style: Style) -> String {
 }
 
 const NORMALIZED: &str = "\
-normalized to eevdf [improvement %](coefficient of variation %); averages are arithmetic, harmonic for rates.
+normalized to eevdf [improvement %](coefficient of variation %); averages are arithmetic, \
+harmonic for rates.
 ";
 const FIXED: &str = "\
-same: no real difference (Mann-Whitney U, p >= 0.05); few: too few rounds to tell (at least 4 are needed).
+same: no real difference (Mann-Whitney U, p >= 0.05); few: too few rounds to tell \
+(at least 4 are needed).
 ";
 const MIXED: &str = "\
 mixed: most samples differ one way, the average the other, because of outliers.

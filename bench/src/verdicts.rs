@@ -227,7 +227,8 @@ mod tests {
 
     #[test]
     fn of_the_differences_called_real_one_in_twenty_is_chance() {
-        // 40 rows, of which 10 differ by three standard deviations; uniform p values for the others.
+        // 40 rows, of which 10 differ by three standard deviations; uniform p values for the
+        // others.
         let mut random = fastrand::Rng::with_seed(1995);
         let (mut share, mut found) = (0.0, 0);
         const TRIALS: usize = 2000;

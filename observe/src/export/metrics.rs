@@ -1,4 +1,4 @@
-//! Which metrics are made of a sample.
+//! The metrics that are made of a sample.
 //!
 //! The scheduler's counters are passed on by their own names, with the scheduler's explanation as
 //! the help: `steal_llc` is `magpie_steal_llc_total`, and `steal_ns`, a time, is
@@ -50,6 +50,7 @@ pub fn families(sample: &Sample, explanations: &BTreeMap<String, String>) -> Vec
     all
 }
 
+/// A metric; its name gets the prefix of all metrics here.
 fn family(name: &str, help: &str, series: Series) -> Family {
     Family {
         name: format!("magpie_{name}"),
@@ -59,6 +60,7 @@ fn family(name: &str, help: &str, series: Series) -> Family {
     }
 }
 
+/// A metric in seconds.
 fn seconds(name: &str, help: &str, series: Series) -> Family {
     Family {
         unit: Some(Unit::Seconds),
@@ -66,15 +68,18 @@ fn seconds(name: &str, help: &str, series: Series) -> Family {
     }
 }
 
+/// A metric of one number that goes up and down.
 fn gauge(name: &str, help: &str, value: f64) -> Family {
     family(name, help, vec![(vec![], Number::Gauge(value))])
 }
 
+/// A metric of one number that only grows.
 fn count(name: &str, help: &str, value: u64) -> Family {
     family(name, help, vec![(vec![], Number::Count(value))])
 }
 
-/// Returns a metric with a series for each of the words: 1 for the one that holds, 0 for the others.
+/// Returns a metric with a series for each of the words: 1 for the word that holds, 0 for the
+/// others.
 fn choice(name: &str, help: &str, label: &'static str, words: &[&str], holds: &str) -> Family {
     let series = words.iter().map(|word| {
         let value = f64::from(u8::from(*word == holds));
@@ -89,8 +94,8 @@ fn to_seconds(nanoseconds: u64) -> f64 {
 
 /// Returns the metric of one of the scheduler's counters.
 fn counter(name: &str, value: u64, explanations: &BTreeMap<String, String>) -> Family {
-    let known = explanations.get(name);
-    let help = known.map_or("A counter of the scheduler", String::as_str);
+    let explained = explanations.get(name);
+    let help = explained.map_or("A counter of the scheduler", String::as_str);
     match name.strip_suffix("_ns") {
         // Seconds are the base unit of time, and the name says so.
         Some(name) => {
@@ -102,6 +107,7 @@ fn counter(name: &str, value: u64, explanations: &BTreeMap<String, String>) -> F
     }
 }
 
+/// Returns the metrics of the kernel's side.
 fn sched_ext(state: &SchedExt) -> Vec<Family> {
     let enabled = f64::from(u8::from(state.is_enabled()));
     let scheduler = state.scheduler.clone().unwrap_or_default();
@@ -151,6 +157,7 @@ fn place(number: usize, topology: &Topology) -> Vec<Label> {
     labels
 }
 
+/// Returns the metrics that the scheduler measures on each CPU.
 fn cpus(cpus: &BTreeMap<usize, Cpu>, topology: &Topology) -> Vec<Family> {
     let each = |number: fn(&Cpu) -> Number| {
         let cpus = cpus.iter();
@@ -192,6 +199,7 @@ fn cpus(cpus: &BTreeMap<usize, Cpu>, topology: &Topology) -> Vec<Family> {
     ]
 }
 
+/// Returns which CPUs are preferred, and how many of the machine and of each LLC.
 fn preferred_cpus(status: &Preferred, topology: &Topology) -> Vec<Family> {
     let (preferred, online) = (parse_list(&status.preferred), parse_list(&status.online));
     let is_preferred = |cpu: &usize| f64::from(u8::from(preferred.contains(cpu)));
@@ -218,6 +226,7 @@ fn preferred_cpus(status: &Preferred, topology: &Topology) -> Vec<Family> {
     ]
 }
 
+/// Returns how much steal time there is, where it is known, and how it is known.
 fn steal_time(status: &Preferred) -> Vec<Family> {
     let mut all = vec![
         choice(
@@ -248,6 +257,7 @@ fn steal_time(status: &Preferred) -> Vec<Family> {
     all
 }
 
+/// Returns the settings and the decisions of the governor.
 fn governor(status: &Preferred) -> Vec<Family> {
     vec![
         choice(

@@ -46,7 +46,7 @@ impl Recorder {
             file,
             topology: None,
         };
-        recorder.line(&Line::MagpieTop { version: VERSION })?;
+        recorder.write_line(&Line::MagpieTop { version: VERSION })?;
         Ok(recorder)
     }
 
@@ -57,12 +57,13 @@ impl Recorder {
     pub fn write(&mut self, sample: &Sample) -> Result<()> {
         if self.topology.as_ref() != Some(&sample.topology) {
             self.topology = Some(sample.topology.clone());
-            self.line(&Line::Topology(sample.topology.clone()))?;
+            self.write_line(&Line::Topology(sample.topology.clone()))?;
         }
-        self.line(&Line::Sample(Box::new(sample.clone())))
+        self.write_line(&Line::Sample(Box::new(sample.clone())))
     }
 
-    fn line(&mut self, line: &Line) -> Result<()> {
+    /// Adds a line, and names the file if that fails.
+    fn write_line(&mut self, line: &Line) -> Result<()> {
         let text = serde_json::to_string(line)? + "\n";
         let written = self.file.write_all(text.as_bytes());
         written.with_context(|| format!("recording to {}", self.path.display()))
