@@ -117,8 +117,8 @@ fn known(place: &mut dyn Place, folder: &str, is_sysctl: bool) -> Result<String>
     Ok(names.into_iter().collect::<Vec<_>>().join(", "))
 }
 
-/// Returns the value in force from the text of a file. Some files list all values and put the one in
-/// force in parentheses: `full (lazy)`.
+/// Returns the value in force from the text of a file. Some files list all values and put the one
+/// in force in parentheses: `full (lazy)`.
 fn current(text: &str) -> &str {
     let in_parentheses = text
         .split_once('(')

@@ -212,6 +212,7 @@ fn measure(place: &mut Vm, candidate: Candidate, workload: &str) -> Result<Measu
     })
 }
 
+/// Runs a script in the guest, and returns its output.
 fn output(place: &mut Vm, script: &str) -> Result<String> {
     let argv = ["sh", "-c", script].map(String::from);
     let ran = place.run(&argv, SHORT)?;
@@ -223,6 +224,7 @@ fn output(place: &mut Vm, script: &str) -> Result<String> {
     Ok(ran.output)
 }
 
+/// The context switches of the machine since boot.
 fn context_switches(place: &mut Vm) -> Result<u64> {
     let stat = place.read("/proc/stat")?;
     stat.lines()

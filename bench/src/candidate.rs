@@ -121,8 +121,8 @@ fn parse(name: &str, command: &str) -> Result<Candidate> {
     if program == BASELINE {
         ensure!(
             argv.len() == 1,
-            "{BASELINE} is the kernel's own scheduler and has no options; settings stand in braces: \
-             {BASELINE}{{base_slice_ns=3000000}}"
+            "{BASELINE} is the kernel's own scheduler and has no options; settings stand in \
+             braces: {BASELINE}{{base_slice_ns=3000000}}"
         );
         argv.clear();
     }
@@ -140,7 +140,8 @@ fn parse(name: &str, command: &str) -> Result<Candidate> {
 fn add(candidates: &mut Vec<Candidate>, new: Candidate) -> Result<()> {
     if candidates.iter().any(|known| known.name == new.name) {
         bail!(
-            "the scheduler `{0}` is named twice; to measure it twice, name it: first={0},second={0}",
+            "the scheduler `{0}` is named twice; to measure it twice, name it: \
+             first={0},second={0}",
             new.name
         );
     }

@@ -40,7 +40,8 @@ pub struct Outcome {
 pub fn compare(old: &Report, new: &Report, gate: Gate) -> Result<Outcome> {
     if !gate.normalized && old.machine != new.machine {
         bail!(
-            "the files come from different machines ({} and {}): measure both on one, or compare with --normalized",
+            "the files come from different machines ({} and {}): measure both on one, or compare \
+             with --normalized",
             describe(old),
             describe(new)
         );
@@ -76,7 +77,8 @@ pub fn compare(old: &Report, new: &Report, gate: Gate) -> Result<Outcome> {
     }
     if rows == 0 {
         bail!(
-            "the old file has no samples to compare with: measure it again with `magpie bench --json FILE`"
+            "the old file has no samples to compare with: measure it again with `magpie bench \
+             --json FILE`"
         );
     }
     let _ = writeln!(
@@ -135,6 +137,7 @@ fn normalize(report: &Report, row: &Row) -> Result<Row, String> {
     }
 }
 
+/// The machine as text, for a message.
 fn describe(report: &Report) -> String {
     serde_json::to_string(&report.machine).unwrap_or_else(|_| "unreadable".into())
 }

@@ -97,17 +97,20 @@ fn summary(report: &Report, verdicts: &Verdicts) -> Markup {
     }
 }
 
+/// The legend of bars, dots, colours and marks.
 fn how_to_read() -> Markup {
     html! {
         p.note {
-            "Everything is relative to eevdf, the kernel without a sched_ext scheduler. Bar: the average \
-             (harmonic for rates). Dots: the samples, one per round. Black line: 95 % bootstrap interval \
-             of the average. In the tables: normalized average, improvement in percent (positive is \
-             better, whichever direction that is), coefficient of variation in percent. "
-            b.better { "Green" } " and " b.worse { "red" } " are real differences (two-sided Mann-Whitney U \
-             test, p < 0.05). Grey is no real difference (same), too few rounds to test (few), or an \
-             average that outliers put on the other side (mixed). A difference is weak if it is real by its own \
-             test, but may be chance as one of so many rows (Benjamini-Hochberg, false discovery rate 0.05)."
+            "Everything is relative to eevdf, the kernel without a sched_ext scheduler. Bar: the \
+             average (harmonic for rates). Dots: the samples, one per round. Black line: 95 % \
+             bootstrap interval of the average. In the tables: normalized average, improvement in \
+             percent (positive is better, whichever direction that is), coefficient of variation \
+             in percent. "
+            b.better { "Green" } " and " b.worse { "red" } " are real differences (two-sided \
+             Mann-Whitney U test, p < 0.05). Grey is no real difference (same), too few rounds to test (few), or \
+             an average that outliers put on the other side (mixed). A difference is weak if it \
+             is real by its own test, but may be chance as one of so many rows \
+             (Benjamini-Hochberg, false discovery rate 0.05)."
         }
     }
 }
@@ -160,6 +163,7 @@ fn section(report: &Report, verdicts: &Verdicts, workload: &str) -> Result<Marku
     })
 }
 
+/// The baseline's average and its coefficient of variation.
 fn baseline(report: &Report, test: (&str, &str)) -> String {
     match report.row(test, BASELINE) {
         Some(row) if !row.samples.is_empty() => format!(
@@ -172,6 +176,7 @@ fn baseline(report: &Report, test: (&str, &str)) -> String {
     }
 }
 
+/// Which bars of a test are better.
 fn direction(report: &Report, test: (&str, &str)) -> &'static str {
     match report.row(test, BASELINE).map(|row| row.better) {
         Some(Better::Lower) => "eevdf = 1, shorter is better",
@@ -180,6 +185,7 @@ fn direction(report: &Report, test: (&str, &str)) -> &'static str {
     }
 }
 
+/// A candidate's figures in the table, coloured if the difference is real.
 fn cell(report: &Report, verdicts: &Verdicts, test: (&str, &str), scheduler: &str) -> Markup {
     let Some(row) = report.row(test, scheduler) else {
         return html! { "-" };
@@ -199,6 +205,7 @@ fn cell(report: &Report, verdicts: &Verdicts, test: (&str, &str), scheduler: &st
     }
 }
 
+/// The style of a cell.
 fn class(relation: &Relation) -> &'static str {
     match relation.verdict {
         Verdict::Different if relation.improvement >= 0.0 => "better",
@@ -207,6 +214,7 @@ fn class(relation: &Relation) -> &'static str {
     }
 }
 
+/// The reason of each row that failed.
 fn failures(report: &Report) -> Markup {
     let failed: Vec<(&Row, &String)> = report
         .results

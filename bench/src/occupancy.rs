@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_on_changes_neither_output_nor_exit_code() {
+    fn watching_changes_neither_output_nor_exit_code() {
         let command = ["sh", "-c", "sleep 0.3; echo \"$1\"; exit 3", "sh", "a  b"];
         let argv = watched(&command.map(str::to_string));
         let output = Command::new(&argv[0]).args(&argv[1..]).output().unwrap();

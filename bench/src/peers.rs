@@ -166,8 +166,8 @@ fn install_all(tree: &Path, peers: &[Peer], force: bool) -> Result<()> {
             .context("run cargo")?;
         ensure!(
             status.success(),
-            "cargo could not install {} ({status}; its reason is above): is the name right and the registry \
-             reachable? A crate that needs a newer Rust says so: rustup update",
+            "cargo could not install {} ({status}; its reason is above): is the name right and \
+             the registry reachable? A crate that needs a newer Rust says so: rustup update",
             peer.name
         );
         let program = root.join("bin").join(peer.name);

@@ -255,22 +255,13 @@ impl Place for Host {
     }
 
     fn run(&mut self, argv: &[String], timeout: Duration) -> Result<Ran> {
-        let [program, arguments @ ..] = argv else {
-            bail!("an empty command")
-        };
-        // A file and not a pipe, because a full pipe would block the workload. A process group of
-        // its own, so that a kill reaches all processes of the workload.
         let log = tempfile::NamedTempFile::new().context("make a temporary file")?;
+        let mut command = logged(argv, &log)?;
+        command.env("PATH", path_with_our_programs());
         let started = Instant::now();
-        let mut child = Command::new(program)
-            .args(arguments)
-            .env("PATH", path_with_our_programs())
-            .stdin(Stdio::null())
-            .stdout(shared(&log)?)
-            .stderr(shared(&log)?)
-            .process_group(0)
+        let mut child = command
             .spawn()
-            .with_context(|| format!("run {program}"))?;
+            .with_context(|| format!("run {}", argv[0]))?;
         let deadline = started + timeout;
         let status = loop {
             if let Some(status) = child.try_wait().context("wait for the workload")? {
@@ -301,18 +292,10 @@ impl Place for Host {
     }
 
     fn start_scheduler(&mut self, argv: &[String]) -> Result<()> {
-        let [program, arguments @ ..] = argv else {
-            bail!("an empty scheduler command")
-        };
         let log = tempfile::NamedTempFile::new().context("make a temporary file")?;
-        let process = Command::new(program)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(shared(&log)?)
-            .stderr(shared(&log)?)
-            .process_group(0)
-            .spawn()
-            .with_context(|| format!("start the scheduler {program}"))?;
+        let process = logged(argv, &log)?.spawn();
+        let program = &argv[0];
+        let process = process.with_context(|| format!("start the scheduler {program}"))?;
         self.scheduler = Some(HostScheduler { process, log });
         let deadline = Instant::now() + Duration::from_secs(60);
         while sched_ext_state() != "enabled" {
@@ -405,6 +388,19 @@ fn path_with_our_programs() -> std::ffi::OsString {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = ours.into_iter().chain(std::env::split_paths(&path));
     std::env::join_paths(folders).unwrap_or(path.clone())
+}
+
+/// A command whose output goes to a file and not to a pipe, because a full pipe would block it. It
+/// has a process group of its own, so that a kill reaches all of its processes.
+fn logged(argv: &[String], log: &tempfile::NamedTempFile) -> Result<Command> {
+    let [program, arguments @ ..] = argv else {
+        bail!("an empty command")
+    };
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null());
+    command.stdout(shared(log)?).stderr(shared(log)?);
+    command.process_group(0);
+    Ok(command)
 }
 
 /// Another handle with the same file position, so that two streams do not overwrite each other.

@@ -262,7 +262,8 @@ fn choose_work(
             .any(|(workload, _)| workload.parameters.contains_key(name))
         {
             bail!(
-                "none of the chosen workloads has a parameter `{name}`; `magpie bench workloads` shows them"
+                "none of the chosen workloads has a parameter `{name}`; `magpie bench workloads` \
+                 shows them"
             );
         }
     }

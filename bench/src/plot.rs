@@ -173,6 +173,7 @@ fn draw_chart(
     draw_legend(&mut chart, SeriesLabelPosition::UpperRight)
 }
 
+/// The machine and the kernel.
 fn caption(report: &Report) -> String {
     let machine = report
         .machine
@@ -182,6 +183,7 @@ fn caption(report: &Report) -> String {
     format!("{}, Linux {}", name.unwrap_or("this host"), report.kernel)
 }
 
+/// Which bars are better, if that is the same for all.
 fn direction(report: &Report) -> &'static str {
     let has = |better| report.results.iter().any(|row| row.better == better);
     match (has(Better::Lower), has(Better::Higher)) {

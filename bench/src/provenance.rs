@@ -385,8 +385,8 @@ mod tests {
         );
         assert_eq!(
             origin.paragraph().replace('\n', " "),
-            "Commit 0123456789ab; vt2 (2 CPUs), in virtual time; Linux 7.2.13; 4 interleaved rounds; \
-             2023-11-14 22:13 UTC; scx_a 1.2. "
+            "Commit 0123456789ab; vt2 (2 CPUs), in virtual time; Linux 7.2.13; 4 interleaved \
+             rounds; 2023-11-14 22:13 UTC; scx_a 1.2. "
         );
         assert_eq!(
             origin.command_block(),

@@ -190,7 +190,8 @@ impl Report {
         })?;
         ensure!(
             report.schema == SCHEMA,
-            "{} has result format {}, this program reads format {SCHEMA}: measure again, or use the version that wrote it",
+            "{} has result format {}, this program reads format {SCHEMA}: measure again, or use \
+             the version that wrote it",
             path.display(),
             report.schema
         );

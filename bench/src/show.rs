@@ -28,7 +28,8 @@ impl Results {
             .context("no result file to read; `magpie bench --json FILE` writes one")?;
         let is_foreign = || {
             format!(
-                "{} is not a result file of `magpie bench --json` or `magpie bench callbacks --json`",
+                "{} is not a result file of `magpie bench --json` or `magpie bench callbacks \
+                 --json`",
                 path.display()
             )
         };
@@ -58,6 +59,7 @@ impl Results {
         }
     }
 
+    /// The tables alone.
     fn tables(&self, style: Style) -> String {
         match self {
             Self::Report(report) => table::render_tables(report, style),
@@ -89,7 +91,8 @@ impl Results {
             return Ok(text + &self.tables(style));
         };
         if !report.complete {
-            text += "This run did not end, or the file does not say that it did: samples may be missing.\n\n";
+            text += "This run did not end, or the file does not say that it did: samples may be \
+                     missing.\n\n";
         }
         text += &table::render(report, style);
         text += &describe_counters(report, args.display.show_counters);

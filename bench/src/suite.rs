@@ -158,8 +158,8 @@ pub fn machine(suites: &[Definition], place: Where) -> Result<Option<String>> {
         };
         match wanted {
             Some((other, theirs)) if theirs != machine => bail!(
-                "the suite {} is for the machine {machine}, {other} for {theirs}: run them one by one, \
-                 or choose one for both with --machine",
+                "the suite {} is for the machine {machine}, {other} for {theirs}: run them one by \
+                 one, or choose one for both with --machine",
                 suite.name
             ),
             _ => wanted = Some((&suite.name, machine)),

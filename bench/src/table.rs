@@ -59,10 +59,10 @@ fn describe_until_sure(report: &Report, margin: f64) -> String {
     let fixed = (report.results.len() * limit).max(1);
     format!(
         "{NORMALIZED}\
-         Each row ran until it was decided (always-valid rank test, p < 0.05), for {} to {} of at most \
-         {limit} rounds.\n\
-         same: known to be smaller than {:.1} %; unsure: not decided within the rounds. Together {:.0} % \
-         of the runs that {limit} rounds of each take.\n{MIXED}",
+         Each row ran until it was decided (always-valid rank test, p < 0.05), for {} to {} of at \
+         most {limit} rounds.\n\
+         same: known to be smaller than {:.1} %; unsure: not decided within the rounds. Together \
+         {:.0} % of the runs that {limit} rounds of each take.\n{MIXED}",
         lengths.clone().min().unwrap_or(0),
         lengths.max().unwrap_or(0),
         100.0 * margin,
@@ -77,10 +77,10 @@ fn describe_correction(verdicts: &Verdicts) -> String {
         return String::new();
     }
     format!(
-        "weak: different by its own test, but not as one of {tested} rows (Benjamini-Hochberg, false \
-         discovery rate 0.05).\n\
-         {different} of {tested} rows differ by their own tests, {corrected} after the correction for \
-         their number.\n"
+        "weak: different by its own test, but not as one of {tested} rows (Benjamini-Hochberg, \
+         false discovery rate 0.05).\n\
+         {different} of {tested} rows differ by their own tests, {corrected} after the correction \
+         for their number.\n"
     )
 }
 

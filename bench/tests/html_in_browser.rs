@@ -38,7 +38,8 @@ impl Browser {
             });
         }
         let packages = packages::unpacked(&["chromium".into()], &Progress::default()).context(
-            "there is no Chromium to open the report with: apt-get install chromium, or install it by hand",
+            "there is no Chromium to open the report with: apt-get install chromium, or install \
+             it by hand",
         )?;
         // It looks for its data beside itself, but Debian has them in a package of their own: both
         // come together in one folder, as links because they are large.

@@ -111,8 +111,8 @@ fn rounds_are_saved_and_differences_are_found() {
         let found = |_: &i32| mann_whitney(&draw(1.0), &draw(ratio)) < 0.05;
         let found = (0..200).filter(found).count() as f64 / 200.0;
         println!(
-            "ratio {ratio:.2}, {name} noise: {:.1} % right after {:.1} rounds on average; the U test \
-             calls {:.1} % different after a fixed {fixed}",
+            "ratio {ratio:.2}, {name} noise: {:.1} % right after {:.1} rounds on average; the U \
+             test calls {:.1} % different after a fixed {fixed}",
             100.0 * right,
             shares.rounds,
             100.0 * found
