@@ -3,8 +3,8 @@
 //!
 //! It starts before the measurement's threads do, because it forks. It ends when [`Beside`] is
 //! dropped, so also after an error; and if a signal ends the program, the kernel kills each process
-//! with its parent. What the load did while the caller measured is part of the result: a short
-//! latency is no merit of a scheduler that starves the load to get it.
+//! with its parent. The work of the load in the window is part of the result: a short latency is no
+//! merit of a scheduler that starves the load to get it.
 
 use std::ffi::CString;
 use std::io::{Read, Write};

@@ -123,6 +123,7 @@ pub fn run(args: &Args) -> Result<Finding> {
     })
 }
 
+/// Records for a time, once the threads have had time to leave where they were packed.
 fn record(recorder: &Recorder, time: Duration) -> Result<()> {
     // The start is packed on purpose; only what follows is measured.
     thread::sleep(time / 4);
@@ -131,6 +132,7 @@ fn record(recorder: &Recorder, time: Duration) -> Result<()> {
     recorder.stop()
 }
 
+/// A thread: computes and sleeps in turn, for random times, until the end.
 fn compute_and_nap(args: &Args, thread: u64, stop: &AtomicBool) {
     let mut random = fastrand::Rng::with_seed(args.seed ^ (thread << 32));
     let mut around = |us: u64| Duration::from_micros(us / 2 + random.u64(0..=us));
@@ -217,6 +219,7 @@ fn analyse(
     sharing
 }
 
+/// Do two of the threads run on one core while another core is idle?
 fn is_sharing(
     running: &[i32],
     cores: &[Vec<usize>],
@@ -262,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_switches_is_seen() {
+    fn a_thread_that_never_switches_is_seen() {
         let cores = [vec![0, 1], vec![2, 3]];
         // 7 computes on CPU 0 all the time, 8 on CPU 1 until it moves to CPU 2; 9 sleeps.
         let threads = HashMap::from([(7, Some(0)), (8, Some(2)), (9, None)]);
@@ -282,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn who_moves_after_the_trace_was_not_there_before() {
+    fn a_thread_that_moves_after_the_trace_was_not_there_before() {
         let cores = [vec![0, 1], vec![2, 3], vec![4, 5]];
         // 8 is on CPU 2 throughout; after the trace has ended it is found on CPU 1, beside 7.
         let threads = HashMap::from([(7, Some(0)), (8, Some(1))]);

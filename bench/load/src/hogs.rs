@@ -63,7 +63,8 @@ struct Hog {
 pub fn run(args: &Args) -> Result<Finding> {
     if args.policy.contains(&Policy::Fifo) {
         bail!(
-            "real-time hogs would starve everything else, this program included; use other, batch or idle"
+            "real-time hogs would starve everything else, this program included; use other, batch \
+             or idle"
         );
     }
     let hogs: Vec<(i32, Policy)> = (0..args.count as usize)
@@ -124,7 +125,8 @@ fn describe(hogs: &[Hog], elapsed: f64, total: f64) -> Finding {
     }
     let _ = write!(
         text,
-        "{} hogs, {elapsed:.3} s: CPU time {min:.3} to {max:.3} s, spread {:.3}%, worst deviation from fair {:.3}%",
+        "{} hogs, {elapsed:.3} s: CPU time {min:.3} to {max:.3} s, spread {:.3}%, worst deviation \
+         from fair {:.3}%",
         hogs.len(),
         100.0 * spread,
         100.0 * deviation

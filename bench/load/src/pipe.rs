@@ -58,9 +58,9 @@ pub fn run(args: &Args) -> Result<Finding> {
         sys::set_affinity(0, cpus)?;
     }
     // Make one round trip before measuring, so that the other process has started.
-    serve(&read, &write, 1)?;
+    send_and_wait(&read, &write, 1)?;
     let start = sys::now_ns();
-    serve(&read, &write, args.loops)?;
+    send_and_wait(&read, &write, args.loops)?;
     let seconds = (sys::now_ns() - start) as f64 / 1e9;
     drop(echo);
 
@@ -75,7 +75,8 @@ pub fn run(args: &Args) -> Result<Finding> {
     })
 }
 
-fn serve(mut read: &File, mut write: &File, loops: u64) -> Result<()> {
+/// Sends a byte and waits for it to come back, as often as told.
+fn send_and_wait(mut read: &File, mut write: &File, loops: u64) -> Result<()> {
     let mut byte = [0];
     for _ in 0..loops {
         write.write_all(&byte).context("write to the pipe")?;
@@ -85,6 +86,7 @@ fn serve(mut read: &File, mut write: &File, loops: u64) -> Result<()> {
     Ok(())
 }
 
+/// Waits for a byte and sends it back, as often as told.
 fn bounce(mut read: &File, mut write: &File, loops: u64) -> Result<()> {
     let mut byte = [0];
     for _ in 0..loops {

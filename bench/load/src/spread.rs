@@ -152,6 +152,7 @@ fn block(cpu: usize, board: &Board) -> Result<()> {
     Ok(())
 }
 
+/// A hog: after the release, notes on which CPU it runs, until the end.
 fn burn(board: &Board) {
     while !board.stop.load(Ordering::Acquire) {
         if !board.released.load(Ordering::Acquire) {

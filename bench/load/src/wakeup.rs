@@ -17,7 +17,7 @@ use crate::Finding;
 use crate::cpus::CpuSet;
 use crate::sys::{self, Child, Policy};
 
-/// The time after which a task that said it goes to sleep is asleep.
+/// The time after which a task that was about to sleep is asleep.
 const SETTLE: Duration = Duration::from_millis(3);
 /// How long the waker sleeps after a wakeup; the woken task must have run by then.
 const PATIENCE: Duration = Duration::from_secs(10);

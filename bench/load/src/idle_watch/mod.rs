@@ -140,6 +140,7 @@ fn running_scheduler() -> String {
     }
 }
 
+/// The length of a tick: as told, else as the kernel's configuration says, else 4 ms.
 fn tick_ns(args: &Args) -> u64 {
     let from_config = || {
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
@@ -154,6 +155,7 @@ fn tick_ns(args: &Args) -> u64 {
     (args.tick_ms.or_else(from_config).unwrap_or(4.0) * 1e6) as u64
 }
 
+/// The longest stretch that passes.
 fn threshold_ns(args: &Args) -> Result<u64> {
     let ns = args
         .threshold_ms
@@ -372,7 +374,8 @@ impl Watch {
         let ms = |ns: u64| ns as f64 / 1e6;
         let _ = writeln!(
             text,
-            "{}: {:.1} s watched, {} switches, {} waits: {} beside an idle CPU for more than {threshold_ms} ms; longest {:.3} ms",
+            "{}: {:.1} s watched, {} switches, {} waits: {} beside an idle CPU for more than \
+             {threshold_ms} ms; longest {:.3} ms",
             self.scheduler,
             self.seconds,
             self.sum.switches,
@@ -396,7 +399,8 @@ impl Watch {
         for (stretch, name) in self.violations.iter().take(worst) {
             let _ = writeln!(
                 text,
-                "  {:.3} ms (host {:.3} ms): {name} [{}] queued on CPU {} while CPU {} was idle, at {:.6} s",
+                "  {:.3} ms (host {:.3} ms): {name} [{}] queued on CPU {} while CPU {} was idle, \
+                 at {:.6} s",
                 ms(stretch.ns),
                 ms(stretch.host_ns),
                 stretch.pid,
@@ -411,7 +415,8 @@ impl Watch {
         if self.sum.late_host > 0 {
             let _ = writeln!(
                 text,
-                "  {} more were too long only because the host did not run a CPU (slowest answer to a kick: {:.3} ms)",
+                "  {} more were too long only because the host did not run a CPU (slowest answer \
+                 to a kick: {:.3} ms)",
                 self.sum.late_host,
                 ms(self.sum.slowest_answer_ns)
             );
@@ -489,7 +494,8 @@ impl Scheduler {
             }
             if Instant::now() > deadline {
                 bail!(
-                    "`{command}` was not enabled within 60 s: look at its output above, and at dmesg"
+                    "`{command}` was not enabled within 60 s: look at its output above, and at \
+                     dmesg"
                 );
             }
             std::thread::sleep(Duration::from_millis(20));

@@ -78,7 +78,8 @@ pub fn run(args: &Args) -> Result<Finding> {
         .all(|stretch| stretch.cpu == first && stretch.idle_cpu == second);
     let holds = !planted.is_empty() && right_cpu && control.is_empty();
     let text = format!(
-        "self-test {}: planted: {} found, longest {longest:.3} ms, {} CPUs; control: {} found (0 expected)",
+        "self-test {}: planted: {} found, longest {longest:.3} ms, {} CPUs; control: {} found (0 \
+         expected)",
         if holds { "passed" } else { "FAILED" },
         planted.len(),
         if right_cpu { "right" } else { "wrong" },

@@ -55,7 +55,8 @@ pub fn check(stress: Stress) -> Result<()> {
         && !std::env::split_paths(&path).any(|folder| folder.join("hackbench").is_file())
     {
         bail!(
-            "hackbench is not in PATH: install the Debian package rt-tests, or leave it out of --with"
+            "hackbench is not in PATH: install the Debian package rt-tests, or leave it out of \
+             --with"
         );
     }
     if stress == Stress::Hotplug

@@ -186,6 +186,7 @@ impl Recorder {
         Ok(trace)
     }
 
+    /// The event of a record, and into `names` the names of tasks that it tells.
     fn decode(&self, data: &[u8], names: &mut HashMap<i32, String>) -> Event {
         let Some(format) = data
             .first_chunk()
@@ -237,6 +238,7 @@ impl Recorder {
         }
     }
 
+    /// Switches an event on, and reads where its fields are.
     fn enable(&mut self, event: &str) -> Result<()> {
         let format = Format::read(&self.folder.join("events").join(event).join("format"))?;
         self.write(&format!("events/{event}/enable"), "1")?;
@@ -244,6 +246,7 @@ impl Recorder {
         Ok(())
     }
 
+    /// The CPUs that have a buffer.
     fn cpus(&self) -> Result<Vec<usize>> {
         let path = self.folder.join("per_cpu");
         let entries = fs::read_dir(&path).with_context(|| format!("list {}", path.display()))?;
