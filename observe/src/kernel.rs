@@ -1,7 +1,7 @@
-//! What the kernel says of sched_ext schedulers, in `/sys/kernel/sched_ext`.
+//! The kernel's side of sched_ext, from `/sys/kernel/sched_ext`.
 //!
-//! It tells what scx_magpie cannot: that a scheduler ended, that another one runs, and the kernel's
-//! own count of what it had to do instead of the scheduler.
+//! The kernel tells what scx_magpie cannot: that a scheduler ended, that another one runs, and how
+//! often the kernel had to act instead of the scheduler.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,4 @@
-//! What a running scx_magpie does, for monitoring: `magpie export` serves it as metrics, `magpie
-//! top` draws it on a terminal.
+//! Monitors a running scx_magpie: `magpie export` serves metrics, `magpie top` draws on a terminal.
 //!
 //! ```text
 //!   scx_stats' socket   /sys/kernel/sched_ext   /sys/devices/system   /proc/stat
@@ -12,8 +11,9 @@
 //!                       export: metrics, http, textfile; top: app, screen, recording
 //! ```
 //!
-//! The scheduler itself opens no port, because the usual units forbid it: these programs ask it
-//! over its unix socket. Each file depends only on files above it in the picture.
+//! The scheduler itself opens no port, because the usual units of schedulers forbid it: these
+//! programs ask the scheduler over its unix socket. Each file depends only on files above it in the
+//! picture.
 
 mod cpu_times;
 pub mod export;

@@ -1,4 +1,4 @@
-//! Everything that can be known of the scheduler at one moment, and where it comes from.
+//! A sample: what scheduler and kernel tell at one moment. A source takes samples.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -49,8 +49,8 @@ impl Source {
         }
     }
 
-    /// Takes a sample. It takes some tenths of a second, because the scheduler looks for requests
-    /// ten times a second.
+    /// Takes a sample, within some tenths of a second, because the scheduler looks for requests ten
+    /// times a second.
     pub fn take(&mut self) -> Sample {
         let connected = Scheduler::connect(&self.socket, self.patience);
         let answered = connected.and_then(|mut scheduler| scheduler.status());
@@ -82,8 +82,8 @@ impl Source {
         }
     }
 
-    /// Reads the topology again if other CPUs are online than before. On a large machine it is a
-    /// thousand files.
+    /// Reads the topology again if other CPUs are online than before, and only then, because on a
+    /// large machine that is a thousand files.
     fn follow_topology(&mut self) {
         if Topology::read_online(&self.root) != self.topology.online {
             self.topology = Topology::read(&self.root);

@@ -11,7 +11,7 @@ use crate::sample::Sample;
 /// How many moments the sparklines can show.
 const MOMENTS: usize = 120;
 
-/// What the heat map shows.
+/// The quantity that the heat map shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heat {
     /// The part of the time that a CPU was busy.
@@ -24,9 +24,9 @@ pub enum Heat {
 pub struct App {
     /// The sample that is shown.
     pub sample: Option<Sample>,
-    /// What happened up to it; the last is the latest.
+    /// The moments up to that sample, the latest last.
     pub moments: VecDeque<Moment>,
-    /// What the heat map shows.
+    /// The quantity that the heat map shows.
     pub heat: Heat,
     /// Whether colours are used.
     pub has_colours: bool,
@@ -34,8 +34,9 @@ pub struct App {
     pub shows_help: bool,
     /// Whether the screen stands still.
     pub is_paused: bool,
-    /// Seconds between two samples, or how many times faster than recorded.
+    /// Seconds between two samples of the running scheduler.
     interval: f64,
+    /// How many times faster than recorded a recording runs.
     speed: f64,
     recording: Option<Recording>,
     is_over: bool,
@@ -150,6 +151,8 @@ impl App {
         }
     }
 
+    /// Shows samples this many times as often: a recording runs faster, the running scheduler is
+    /// asked more often.
     fn hurry(&mut self, times: f64) {
         match self.recording {
             Some(_) => self.speed = (self.speed * times).clamp(0.25, 64.0),
@@ -187,6 +190,7 @@ impl App {
         self.recording = Some(Recording { shown, ..recording });
     }
 
+    /// Shows a sample, and keeps what happened since the one before.
     fn take(&mut self, sample: Sample) {
         if let Some(earlier) = &self.sample {
             self.moments.push_back(Moment::between(earlier, &sample));

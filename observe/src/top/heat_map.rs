@@ -20,7 +20,7 @@ use crate::topology::Topology;
 /// The widths of cells, the widest first.
 const WIDTHS: [u16; 3] = [5, 2, 1];
 
-/// What is shown.
+/// A map of the machine, ready to be drawn.
 pub struct HeatMap<'a> {
     /// Where the CPUs are.
     pub topology: &'a Topology,
@@ -39,6 +39,7 @@ struct Block {
 }
 
 impl Block {
+    /// Returns the lines that a core takes: one for each of its siblings.
     fn threads(&self) -> u16 {
         self.cores.iter().map(Vec::len).max().unwrap_or(0) as u16
     }
@@ -49,7 +50,7 @@ impl Block {
         room.clamp(1, self.cores.len().max(1) as u16)
     }
 
-    /// Returns width and height, with a gap behind it.
+    /// Returns the block's width, with a gap behind it, and its height.
     fn size(&self, width: u16, cell: u16) -> (u16, u16) {
         let columns = self.columns(width, cell);
         let rows = (self.cores.len() as u16).div_ceil(columns);
@@ -90,6 +91,7 @@ impl HeatMap<'_> {
         }
     }
 
+    /// Draws a block at a place of the map: its label, and a cell for each CPU.
     fn draw_block(
         &self,
         block: &Block,
@@ -115,6 +117,7 @@ impl HeatMap<'_> {
         }
     }
 
+    /// Returns the LLCs in order of their numbers.
     fn blocks(&self) -> Vec<Block> {
         let llcs = self.topology.llcs();
         let has_nodes = llcs.values().any(|(node, _)| *node > 0);
@@ -160,7 +163,7 @@ impl HeatMap<'_> {
     }
 }
 
-/// Returns the widest cell with which the map is as low as it must be; else the narrowest.
+/// Returns the widest cell with which the map has at most `most` lines; the narrowest if none has.
 fn choose_cell(blocks: &[Block], width: u16, most: u16) -> u16 {
     let fits = |cell: &u16| place(blocks, width, *cell).1 <= most;
     WIDTHS.into_iter().find(fits).unwrap_or(1)
@@ -193,6 +196,7 @@ fn tenths(heat: f64) -> char {
     }
 }
 
+/// Returns the colour of a heat: the hotter, the nearer to red.
 fn colour(heat: f64) -> Color {
     match heat {
         heat if heat < 0.05 => Color::DarkGray,

@@ -1,11 +1,11 @@
-//! What happened between two samples, as rates.
+//! Rates between two samples.
 
 use std::collections::BTreeMap;
 
 use crate::sample::Sample;
 use crate::scheduler::Cgroup;
 
-/// What happened between two samples.
+/// The events between two samples, as rates and as parts of the time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Moment {
     /// The scheduler's counters, per second.

@@ -40,11 +40,15 @@ const HELP: &[&str] = &[
     "Any key: back",
 ];
 
-/// A line of the rates: a label, what is drawn, how it is written, and the parts of it.
+/// A line of the rates.
 struct Rate {
+    /// Empty on a line that only has more parts of the line above.
     label: &'static str,
+    /// The number that is written and drawn as a sparkline.
     value: fn(&Moment) -> f64,
+    /// Whether the number is a part of the time.
     is_percent: bool,
+    /// Names of parts, each with the counters that add up to it.
     parts: &'static [(&'static str, &'static [&'static str])],
 }
 
@@ -159,6 +163,7 @@ struct Pen<'a> {
 }
 
 impl Pen<'_> {
+    /// Writes a text at a place of the screen, as far as there is room.
     fn text(&self, x: u16, y: u16, text: &str, style: Style, buffer: &mut Buffer) {
         if x < self.area.width && y < self.area.height {
             let room = usize::from(self.area.width - x);
@@ -173,6 +178,7 @@ impl Pen<'_> {
         self.text(0, y, &format!("{text:<width$}"), style, buffer);
     }
 
+    /// Returns a style of this colour, or a plain one where colours are not used.
     fn coloured(&self, colour: Color) -> Style {
         match self.app.has_colours {
             true => Style::new().fg(colour),
@@ -250,6 +256,7 @@ impl Pen<'_> {
         y + 1 + RATES.len() as u16
     }
 
+    /// Draws one line of the rates: the label, the number, the sparkline, the parts.
     fn rate(&self, rate: &Rate, y: u16, buffer: &mut Buffer) {
         let Some(moment) = self.app.moments.back() else {
             return self.text(0, y, rate.label, Style::new(), buffer);
@@ -270,6 +277,7 @@ impl Pen<'_> {
         self.text(DETAIL, y, &parts.join("  "), Style::new(), buffer);
     }
 
+    /// Draws the line's number over the last moments. Percent have a fixed scale.
     fn sparkline(&self, rate: &Rate, y: u16, buffer: &mut Buffer) {
         let width = DETAIL - SPARK - 1;
         if y >= self.area.height || DETAIL > self.area.width {
@@ -344,6 +352,7 @@ impl Pen<'_> {
         }
     }
 
+    /// The last line: keys, and how far or how fast the samples come.
     fn foot(&self, sample: &Sample, buffer: &mut Buffer) {
         let place = match self.app.position() {
             Some(position) => position,
