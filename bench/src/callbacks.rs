@@ -237,6 +237,7 @@ fn programs(place: &mut Vm) -> Result<BTreeMap<u64, (String, Cost)>> {
     parse_programs(&output(place, "magpie-load programs --enable --json")?)
 }
 
+/// Reads the list that `magpie-load programs --json` prints.
 fn parse_programs(json: &str) -> Result<BTreeMap<u64, (String, Cost)>> {
     #[derive(Deserialize)]
     struct List {

@@ -137,6 +137,7 @@ fn parse(name: &str, command: &str) -> Result<Candidate> {
     })
 }
 
+/// Adds a candidate; refuses a name that is taken.
 fn add(candidates: &mut Vec<Candidate>, new: Candidate) -> Result<()> {
     if candidates.iter().any(|known| known.name == new.name) {
         bail!(

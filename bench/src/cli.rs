@@ -84,6 +84,7 @@ fn run_merge(args: &Merge) -> Result<()> {
     Ok(())
 }
 
+/// Measures, writes and prints the results, and returns the exit code.
 fn run_measure(args: &Measure) -> Result<u8> {
     // Everything that can be known to fail fails before a guest is booted or a file is written.
     let mut plan = Plan::new(args)?;

@@ -117,6 +117,7 @@ impl Reading {
     }
 }
 
+/// Adds the numbers of a JSON value, each under the path of its names.
 fn flatten(prefix: &str, json: &Value, into: &mut Counters) {
     match json {
         Value::Object(fields) => {

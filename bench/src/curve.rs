@@ -53,6 +53,7 @@ pub fn render(report: &Report, test: (&str, &str)) -> Result<Option<String>> {
         .with_context(|| format!("drawing the percentiles of {} {}", test.0, test.1))
 }
 
+/// The curves of all schedulers that have percentiles of a test.
 fn collect<'a>(report: &'a Report, test: (&str, &str)) -> Vec<Lines<'a>> {
     let lines = |(index, scheduler): (usize, &&'a str)| {
         let row = report.row(test, scheduler)?;

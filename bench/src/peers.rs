@@ -139,6 +139,7 @@ impl<'a> Peer<'a> {
     }
 }
 
+/// Builds and installs the peers that are not installed, or all with `force`.
 fn install_all(tree: &Path, peers: &[Peer], force: bool) -> Result<()> {
     let root = folder(tree);
     let mut to_build = Vec::new();

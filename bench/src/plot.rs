@@ -93,6 +93,7 @@ fn render(report: &Report) -> Result<String> {
     draw_svg((WIDTH, HEIGHT), draw).context("drawing the plot")
 }
 
+/// A bar for each scheduler and test that has samples.
 fn collect_bars(report: &Report, schedulers: &[&str], groups: &[(&str, &str)]) -> Vec<Bar> {
     let mut bars = Vec::new();
     for (group, test) in groups.iter().enumerate() {

@@ -367,6 +367,7 @@ impl Cell {
         self.is_decided = !self.tests.is_empty() && decisions.all(|d| d.round.is_some());
     }
 
+    /// Adds the results of one round.
     fn add(&mut self, run: Measured) {
         self.samples.resize(run.metrics.len(), Vec::new());
         self.curves.resize(run.metrics.len(), Vec::new());

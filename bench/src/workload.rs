@@ -111,6 +111,7 @@ fn parse(text: &str) -> Result<Vec<Workload>> {
 }
 
 impl Workload {
+    /// Refuses a definition whose runs would yield no figure, or an ambiguous one.
     fn check(&self) -> Result<()> {
         if self.metric.is_empty() {
             bail!("it has no metric: nothing would be measured");
@@ -181,6 +182,7 @@ impl Workload {
         Ok(cases)
     }
 
+    /// Fills values into the commands and the label.
     fn case(&self, values: &[(&str, String)]) -> Result<Case> {
         let fill = |text: &str| -> Result<String> {
             let filled = values.iter().fold(text.to_string(), |text, (name, value)| {

@@ -167,6 +167,7 @@ impl Scheduler {
             .collect())
     }
 
+    /// Asks for the preferred CPUs; none if the scheduler runs without them.
     fn preferred(&mut self) -> Result<Option<Preferred>> {
         match self.request("preferred") {
             Ok(status) => Ok(Some(status)),
@@ -176,6 +177,7 @@ impl Scheduler {
         }
     }
 
+    /// Asks for a target, and says which of the usual reasons it is if there is no answer.
     fn ask<T: DeserializeOwned>(&mut self, target: &str) -> Result<T> {
         self.request(target).map_err(|error| {
             if error.downcast_ref::<StatsErrno>().is_some() {

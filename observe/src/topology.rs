@@ -80,6 +80,7 @@ pub fn parse_list(list: &str) -> BTreeSet<usize> {
     ranges.flatten().collect()
 }
 
+/// Reads a file without the newline at its end; none if it cannot be read.
 fn read(file: &Path) -> Option<String> {
     let text = fs::read_to_string(file).ok()?;
     Some(text.trim().to_string())

@@ -101,6 +101,7 @@ impl Beside {
         Ok(beside)
     }
 
+    /// Starts the processes of one hog, job or connection.
     fn start_one(&mut self, index: usize) -> Result<()> {
         let counters = &self.counters;
         match self.kind {

@@ -55,6 +55,7 @@ impl Deadlines {
         counts
     }
 
+    /// Counts the current due time, if it is in the window, and returns whether it is.
     fn count(&mut self, is_met: bool) -> bool {
         let counts = self.due >= self.window.from;
         if counts {

@@ -139,6 +139,7 @@ fn observe(command: &str) -> Result<Vec<Value>> {
     })
 }
 
+/// The work that ends an idle period.
 fn work() {
     sys::spin_for(WORK);
 }

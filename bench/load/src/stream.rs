@@ -102,6 +102,7 @@ pub fn run(args: &Args) -> Result<Finding> {
     })
 }
 
+/// One thread: runs each kernel together with the other threads, and notes the times.
 fn measure(elements: usize, repetitions: u32, barrier: &Barrier) -> Times {
     let mut arrays = Arrays {
         a: vec![1.0; elements],

@@ -43,6 +43,7 @@ pub fn run(args: &Args) -> Result<Finding> {
     })
 }
 
+/// Writes the film's pictures, and returns the file's size.
 fn write(args: &Args) -> Result<u64> {
     let mut out = BufWriter::new(File::create(&args.file)?);
     let (width, height) = (args.width, args.height);

@@ -64,6 +64,7 @@ fn make_way(socket: &Path) -> Result<()> {
     fs::remove_file(socket).with_context(|| format!("removing {place}, which nothing serves"))
 }
 
+/// Answers requests until SIGINT or SIGTERM.
 fn answer_until_asked_to_stop(server: Server, exporter: &mut Exporter) -> Result<()> {
     let server = Arc::new(server);
     let stop = Arc::new(AtomicBool::new(false));
@@ -83,6 +84,7 @@ fn answer_until_asked_to_stop(server: Server, exporter: &mut Exporter) -> Result
     }
 }
 
+/// Answers one request: metrics, or which path has them.
 fn answer(request: Request, exporter: &mut Exporter) -> std::io::Result<()> {
     let path = request.url().split('?').next().unwrap_or_default();
     let plain = Format::Prometheus.content_type();

@@ -156,14 +156,17 @@ struct Cpu {
 }
 
 impl Cpu {
+    /// A task could run here at once, or as soon as the CPU answers.
     fn is_idle(&self) -> bool {
         self.online && self.judged && self.idle
     }
 
+    /// It idles and was not told to look for work.
     fn is_available(&self) -> bool {
         self.is_idle() && self.kicked.is_none()
     }
 
+    /// It idles, but was told to look for work and has not answered.
     fn is_pending(&self) -> bool {
         self.is_idle() && self.kicked.is_some()
     }
@@ -227,6 +230,7 @@ impl<'a> Tracker<'a> {
         tracker
     }
 
+    /// Follows one event.
     fn step(&mut self, record: &Record) {
         let (now, cpu) = (record.time, record.cpu);
         self.note_sign_of_life(cpu, now);
@@ -324,6 +328,7 @@ impl<'a> Tracker<'a> {
         }
     }
 
+    /// Ends all stretches with the trace, and returns the findings.
     fn finish(mut self) -> Analysis {
         let end = self.setting.end;
         let queued: Vec<i32> = self
@@ -339,6 +344,7 @@ impl<'a> Tracker<'a> {
         self.found
     }
 
+    /// The task of this pid, made on first use.
     fn task(&mut self, pid: i32) -> &mut Task {
         self.tasks.entry(pid).or_insert(Task {
             state: State::Unknown,
@@ -373,6 +379,7 @@ impl<'a> Tracker<'a> {
         self.classes.len() - 1
     }
 
+    /// Gives a task another state; its stretch ends if it was queued.
     fn change_task(&mut self, pid: i32, now: u64, state: State) {
         let task = self.task(pid);
         let (old, class) = (std::mem::replace(&mut task.state, state), task.class);
@@ -464,6 +471,7 @@ impl<'a> Tracker<'a> {
         }
     }
 
+    /// Ends the stretch of a task, and notes it if it was too long.
     fn close_stretch(&mut self, pid: i32, state: State, class: usize, now: u64) {
         let State::Queued { since, cpu, waker } = state else {
             return;
@@ -501,6 +509,7 @@ impl<'a> Tracker<'a> {
         self.setting.tick_ns + self.setting.tick_ns / 2
     }
 
+    /// Notes that the host runs a CPU, and the gap before if that was too long.
     fn note_sign_of_life(&mut self, cpu: usize, now: u64) {
         let limit = self.gap_limit();
         if let Some(cpu) = self.cpus.get_mut(cpu) {

@@ -332,6 +332,7 @@ fn touch(cpus: &CpuSet) {
 }
 
 impl Watch {
+    /// Adds the findings of one recording.
     fn add(&mut self, setting: &Setting, found: &Analysis, names: &HashMap<i32, String>) {
         self.seconds += (setting.end - setting.start) as f64 / 1e9;
         for stretch in &found.violations {
@@ -350,6 +351,7 @@ impl Watch {
             .sort_by_key(|(stretch, _)| std::cmp::Reverse(stretch.own_ns()));
     }
 
+    /// The longest violation without the host's part.
     fn worst_ns(&self) -> u64 {
         self.violations
             .first()

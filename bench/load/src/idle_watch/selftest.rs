@@ -115,6 +115,7 @@ impl Partition {
         Ok(partition)
     }
 
+    /// Moves a process into the partition.
     fn add(&self, pid: i32) -> Result<()> {
         fs::write(self.0.join("cgroup.procs"), pid.to_string())
             .with_context(|| format!("move process {pid} to {}", self.0.display()))

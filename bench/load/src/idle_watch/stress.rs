@@ -104,6 +104,7 @@ pub fn start(stress: Stress, until: Instant, seed: u64, marker: &File) -> Result
     })
 }
 
+/// Runs hackbench again and again.
 fn hackbench(until: Instant) -> Result<()> {
     while Instant::now() < until {
         let status = Command::new("hackbench")
@@ -118,6 +119,7 @@ fn hackbench(until: Instant) -> Result<()> {
     Ok(())
 }
 
+/// Takes random CPUs offline and online again, and marks both in the trace.
 fn hotplug(until: Instant, seed: u64, mark: &mut dyn FnMut(String)) -> Result<()> {
     let mut random = fastrand::Rng::with_seed(seed);
     let cpus: Vec<usize> = CpuSet::online()?

@@ -320,6 +320,7 @@ impl Format {
         Self::parse(&text).with_context(|| format!("{} is not understood", path.display()))
     }
 
+    /// Reads a `format` file; none if it has another form.
     fn parse(text: &str) -> Option<Self> {
         let mut format = Self::default();
         for line in text.lines() {
