@@ -1,5 +1,6 @@
 //! `magpie bench show`: what result files say, as tables, as a mail, as a page or as a picture.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -179,7 +180,7 @@ fn write_into(page: &Path, files: &[PathBuf], all: &[Results]) -> Result<()> {
 /// The counters of these schedulers' runs, one block for each case and scheduler.
 pub fn describe_counters(report: &Report, which: ShowCounters) -> String {
     let mut text = String::new();
-    let mut last = None;
+    let mut described = BTreeSet::new();
     for row in &report.results {
         // Behind the program may stand a kernel and settings.
         let command = row.scheduler.split(['@', '{']).next().unwrap_or_default();
@@ -196,10 +197,9 @@ pub fn describe_counters(report: &Report, which: ShowCounters) -> String {
         // All metrics of a run have the same counters, which are printed once.
         let case = row.case.split(": ").next().unwrap_or_default();
         let run = (&row.workload, case, &row.scheduler);
-        if !wanted || row.counters.is_empty() || last == Some(run) {
+        if !wanted || row.counters.is_empty() || !described.insert(run) {
             continue;
         }
-        last = Some(run);
         text.push_str(&format!(
             "\n{}, {} {case}, per run:\n",
             row.scheduler, row.workload
@@ -213,6 +213,21 @@ pub fn describe_counters(report: &Report, which: ShowCounters) -> String {
 mod tests {
     use super::*;
     use crate::report::tests::report_of;
+
+    #[test]
+    fn counters_of_a_run_with_several_metrics_are_shown_once() {
+        let mut report = report_of(&[("eevdf", &[1.0]), ("scx_magpie", &[1.0])]);
+        for row in &mut report.results {
+            row.counters.insert("context_switches".into(), 5.0);
+        }
+        let mut other_metric = report.results.clone();
+        for row in &mut other_metric {
+            row.case.push_str(": wakeup p99");
+        }
+        report.results.extend(other_metric);
+        let text = describe_counters(&report, ShowCounters::All);
+        assert_eq!(text.matches("per run").count(), 2, "{text}");
+    }
 
     #[test]
     fn counters_are_shown_for_whom_they_are_asked() {
