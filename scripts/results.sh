@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0-only
 #
-# Measures the result files of docs/results/, and makes the tables and pictures of docs/results.md
-# from them. `make results` builds first and then runs this.
+# Measures the result files of docs/results/, and makes from them the tables and pictures of
+# docs/results.md and of the mechanisms' pages. `make results` builds first and then runs this.
 #
 #   make results                        what was not measured with this tree yet
 #   make results ONLY=hackbench-vt2     these, separated by spaces
@@ -16,7 +16,7 @@ cd "$(dirname "$0")/.." || exit 1
 export PATH="$HOME/.cargo/bin:$PATH"
 
 magpie=target/release/magpie
-page=docs/results.md
+pages=(docs/results.md docs/mechanisms/*.md)
 folder=docs/results
 # A result depends on these files.
 sources=(scheduler lab bench magpie Cargo.toml Cargo.lock kernels.lock)
@@ -47,6 +47,18 @@ measure_all() {
 	result network-vt8 --in vtime --machine vt8 --sched "$schedulers" \
 		--workload tbench,redis --set seconds=1 --set requests=5000 --rounds 4
 
+	# One table for each mechanism: with it, and without it or without a part of it.
+	without queue vt2 "--no-preempt" --workload cyclictest --set hogs=4 --set seconds=1
+	without steal vt8 "--no-steal --no-steal-gate" --workload hackbench --groups 2 --loops 50
+	without wakeup vt8 "--no-wakeup --no-wakeup-idle-core" \
+		--workload latency --set threads=4 --set seconds=0.5
+	without queue-choice vt8 "--no-wakeup-queue-choice" --workload pairs,audio \
+		--set beside=build --set seconds=0.4 --set warmup=0.1
+	without fork vt16 "--no-fork" --workload hackbench --groups 1,2 --loops 30
+	without spread vt8 "--no-spread" --workload primesieve --set threads=50%
+	without balance vt8 "--no-balance" --workload fairness --set hogs=12 --set seconds=2
+	without push vt8 "--no-push" --workload spread
+
 	# These take long, or want the host for themselves: only if ONLY names them.
 	slow hackbench-vt64 --in vtime --machine vt64 --sched "$schedulers" \
 		--workload hackbench --groups 1,2,4,8 --loops 100 --rounds 4
@@ -57,6 +69,14 @@ measure_all() {
 		--set width=1280 --set height=720 --set frames=20 --rounds 4
 	slow hackbench-flat8 --in vm --machine flat8 --sched scx_magpie \
 		--workload hackbench --groups 1,4 --loops 50 --rounds 7
+}
+
+# without NAME MACHINE "SWITCH..." ARGUMENTS...: the result NAME, of a mechanism and of its switches.
+without() {
+	local name=$1 machine=$2 candidates=scx_magpie switch
+	for switch in $3; do candidates+=",scx_magpie $switch"; done
+	shift 3
+	result "$name-$machine" --in vtime --machine "$machine" --sched "$candidates" "$@" --rounds 4
 }
 
 known=()
@@ -92,15 +112,16 @@ result() {
 
 # measure NAME ARGUMENTS...: runs `magpie bench ARGUMENTS` into the file NAME, and updates the page.
 measure() {
-	local name=$1 file=$folder/$1.json.gz partial=target/results/$1.json.gz status
+	local name=$1 file=$folder/$1.json.gz partial=target/results/$1.json.gz status page
 	shift
 	if [ -z "${FORCE-}" ] && is_current "$file"; then
 		echo "results: $name was measured with this tree; FORCE=1 measures it again"
 		skipped=$((skipped + 1))
 		return
 	fi
-	if ! grep -qxF "<!-- table: $name -->" "$page"; then
-		fail "$name" "$page has no place for $name: add the lines '<!-- table: $name -->' and '<!-- end -->'"
+	page=$(grep -lxF "<!-- table: $name -->" "${pages[@]}" | head -1)
+	if [ -z "$page" ]; then
+		fail "$name" "no page has a place for $name: add the lines '<!-- table: $name -->' and '<!-- end -->' to one of ${pages[*]}"
 		return
 	fi
 	echo "results: $name: magpie bench $*"

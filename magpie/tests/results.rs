@@ -1,5 +1,6 @@
 //! Results as data: `magpie bench show` prints result files of every age and refuses other files,
-//! and docs/results.md has the tables and pictures that it makes of docs/results/.
+//! and docs/results.md and the mechanisms' pages have the tables and pictures that it makes of
+//! docs/results/.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,8 +13,20 @@ fn root() -> PathBuf {
     folder.expect("the crate is a folder of the tree").into()
 }
 
-fn page() -> String {
-    std::fs::read_to_string(root().join("docs/results.md")).expect("a page of results")
+/// The pages that have tables of results, each with its path in the tree and its text.
+fn pages() -> Vec<(String, String)> {
+    let mechanisms = std::fs::read_dir(root().join("docs/mechanisms")).expect("docs/mechanisms");
+    let names = mechanisms.map(|entry| entry.expect("an entry").file_name());
+    let mut paths: Vec<String> = names
+        .map(|name| format!("docs/mechanisms/{}", name.to_string_lossy()))
+        .chain(["docs/results.md".to_string()])
+        .collect();
+    paths.sort();
+    let read = |path: &String| std::fs::read_to_string(root().join(path)).expect("a page");
+    paths
+        .iter()
+        .map(|path| (path.clone(), read(path)))
+        .collect()
 }
 
 /// Runs `magpie bench ARGUMENTS` in the root of the tree.
@@ -40,9 +53,8 @@ fn refused(arguments: &[&str]) -> String {
     message
 }
 
-/// The names of the tables that the page has, in its order.
-fn tables_of_the_page() -> Vec<String> {
-    let page = page();
+/// The names of the tables that a page has, in its order.
+fn tables_of(page: &str) -> Vec<String> {
     let starts = page.split("<!-- table: ").skip(1);
     starts
         .map(|rest| rest.split(" -->").next().unwrap_or_default().to_string())
@@ -64,9 +76,14 @@ fn result_files() -> BTreeSet<String> {
 }
 
 #[test]
-fn each_table_of_the_page_is_what_show_prints_of_its_file() {
-    let page = page();
-    for name in tables_of_the_page() {
+fn each_table_of_a_page_is_what_show_prints_of_its_file() {
+    let tables = pages().into_iter().flat_map(|(path, text)| {
+        let names = tables_of(&text);
+        names
+            .into_iter()
+            .map(move |name| (path.clone(), text.clone(), name))
+    });
+    for (path, page, name) in tables {
         let file = format!("docs/results/{name}.json.gz");
         let expected = printed(&["show", "--docs", &file]);
         let start = format!("<!-- table: {name} -->\n");
@@ -74,25 +91,35 @@ fn each_table_of_the_page_is_what_show_prints_of_its_file() {
         let table = rest.split("<!-- end -->").next().expect("a table");
         assert!(
             table == expected,
-            "docs/results.md has another table {name} than {file}; this replaces it:\n  \
-             target/release/magpie bench show --into docs/results.md {file}\n{expected}"
+            "{path} has another table {name} than {file}; this replaces it:\n  \
+             target/release/magpie bench show --into {path} {file}\n{expected}"
         );
     }
 }
 
 #[test]
 fn each_result_file_has_one_table_a_command_and_its_origin() {
-    let tables = tables_of_the_page();
+    let tables: Vec<String> = pages()
+        .iter()
+        .flat_map(|(_, text)| tables_of(text))
+        .collect();
     let named: BTreeSet<String> = tables.iter().cloned().collect();
     assert_eq!(
         named.len(),
         tables.len(),
         "a table stands twice: {tables:?}"
     );
-    assert_eq!(named, result_files(), "tables of the page, and files");
+    assert_eq!(named, result_files(), "tables of the pages, and files");
     let script = std::fs::read_to_string(root().join("scripts/results.sh")).expect("the commands");
     for name in named {
-        let makes_it = |line: &str| line.split_whitespace().nth(1) == Some(&name);
+        let makes_it = |line: &str| {
+            let words: Vec<&str> = line.split_whitespace().take(3).collect();
+            match words[..] {
+                ["without", result, machine] => name == format!("{result}-{machine}"),
+                [_, result, ..] => name == result,
+                _ => false,
+            }
+        };
         assert!(
             script.lines().any(makes_it),
             "scripts/results.sh does not make {name}"
