@@ -108,8 +108,9 @@ mod tests {
 
     #[test]
     fn each_buffer_is_done_after_its_wakeup() -> Result<()> {
-        let window = Window::after(Duration::ZERO, Duration::from_millis(50));
-        let played = play(Deadlines::new(window.from, 5_000_000, window), 1000)?;
+        // Long enough that some buffers are in time on a host that is busy with other work.
+        let window = Window::after(Duration::ZERO, Duration::from_millis(500));
+        let played = play(Deadlines::new(window.from, 50_000_000, window), 1000)?;
         assert!(played.wakeup.len() > 2);
         assert_eq!(played.wakeup.len(), played.done.len());
         assert!(played.wakeup.min() <= played.done.min());
