@@ -82,7 +82,7 @@ pub struct Cpu {
     pub search_node_ns: u64,
     /// The same for a search in other nodes.
     pub search_remote_ns: u64,
-    /// Scans of other LLCs on behalf of its own.
+    /// Scans of other LLCs on behalf of its own LLC.
     pub turns: u64,
 }
 

@@ -193,7 +193,7 @@ fn cpus(cpus: &BTreeMap<usize, Cpu>, topology: &Topology) -> Vec<Family> {
         ),
         family(
             "cpu_turns",
-            "Scans of the other LLCs that the CPU made on behalf of its own",
+            "Scans of the other LLCs that the CPU made on behalf of its own LLC",
             each(|cpu| Number::Count(cpu.turns)),
         ),
     ]
