@@ -119,13 +119,15 @@ fn each_step_of_the_order_chooses_its_cpu() -> Result<()> {
     guest.into_guest().shutdown()
 }
 
-/// Wakes a SCHED_BATCH task, which preempts nobody, while CPU hogs keep every CPU busy and two more
-/// wait for its previous one. Returns the share of wakeups after which it ran there all the same.
+/// Wakes a SCHED_BATCH task, which preempts nobody, while CPU hogs keep every CPU busy and others
+/// wait for its previous one. Those may also run in another LLC: a queue of pinned tasks is not
+/// advertised, and looks empty. Returns the share of wakeups after which the task ran on its previous
+/// CPU all the same.
 fn stays_in_a_long_queue(guest: &mut Guest, scheduler: &str) -> Result<f64> {
     let found = json(
         guest,
         &format!(
-            "for i in 1 2; do taskset -c 2 magpie-load burn & hogs=\"$hogs $!\"; done
+            "for i in 1 2 3 4; do taskset -c 2,6 magpie-load burn & hogs=\"$hogs $!\"; done
              chrt --batch 0 magpie-load wakeup --json --previous 2 --rounds {ROUNDS} --waker 4 \
                  --busy 0-7; code=$?; kill $hogs; exit $code"
         ),

@@ -128,15 +128,13 @@ static __always_inline s64 lag_of_child(void)
 	return -(s64)slice_ns;
 }
 
-/* The vruntime with which a task joins a CPU when it wakes, or is new. */
-static __always_inline u64 vruntime_after_sleep(const struct task_state *ts, s32 cpu)
+/* The lag with which a task that wakes, or is new, joins any CPU. */
+static __always_inline s64 lag_when_woken(const struct task_state *ts)
 {
-	u64 clock = clock_of(cpu);
-
 	if (ts->cpu < 0)
-		return clock - lag_of_child();
+		return lag_of_child();
 
-	return clock - lag_after_sleep(clock_of(ts->cpu) - ts->vruntime, slice_ns, ts->rate);
+	return lag_after_sleep(clock_of(ts->cpu) - ts->vruntime, slice_ns, ts->rate);
 }
 
 /* A task that was forked or woken joins a CPU's clock: it keeps a debt, and no positive lag. */
@@ -144,8 +142,7 @@ static __always_inline void join_after_sleep(struct task_state *ts, s32 cpu)
 {
 	end_burst(ts);
 	ts->catch_up = 0;
-	ts->vruntime = vruntime_after_sleep(ts, cpu);
-	ts->cpu = cpu;
+	join_with_lag(ts, cpu, clock_of(cpu), lag_when_woken(ts));
 }
 
 /*

@@ -37,6 +37,14 @@ static __always_inline void set_overloaded(s32 cpu, bool is_overloaded)
 		sparsemask_line_clear(&overloaded[line], place);
 }
 
+static __always_inline bool is_overloaded(s32 cpu)
+{
+	u32 place = topology_of(cpu)->place;
+	u32 line = place / SPARSEMASK_BITS;
+
+	return line < MAX_LINES && sparsemask_line_test(&overloaded[line], place);
+}
+
 /* The first overloaded place in [from, end), or end. Global: the verifier proves it once. */
 __noinline u32 next_overloaded(u32 from, u32 end)
 {

@@ -144,13 +144,6 @@ static __always_inline bool should_preempt(const struct task_struct *p, u64 due,
 	return is_before(due, deadline);
 }
 
-/* Return whether a task that wakes would preempt the running task of a CPU if it joined there. */
-static __always_inline bool would_preempt(const struct task_struct *p, const struct task_state *ts,
-					  s32 cpu)
-{
-	return should_preempt(p, vruntime_after_sleep(ts, cpu) + request(ts), state_of(cpu));
-}
-
 /* Keep wakeups from preempting the task that runs on a CPU. */
 static __always_inline void forbid_preemption(struct cpu_state *state)
 {
