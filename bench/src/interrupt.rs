@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 /// Signals within this time are one request, because timeout(1) and batch systems signal a process
 /// and then its whole group.
@@ -15,6 +15,15 @@ static REQUESTED: OnceLock<Instant> = OnceLock::new();
 /// Was the program asked to stop?
 pub fn is_requested() -> bool {
     REQUESTED.get().is_some()
+}
+
+/// Ends what the caller does if the program was asked to stop.
+///
+/// # Errors
+/// If it was.
+pub fn stop_if_requested() -> Result<()> {
+    ensure!(!is_requested(), "interrupted");
+    Ok(())
 }
 
 /// Handles SIGINT, SIGTERM and SIGHUP from now on.

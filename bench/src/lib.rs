@@ -23,6 +23,7 @@
 //!   show, page, mail      strip, curve
 //!        + reference                                        published results beside ours
 //!
+//!   trial                                                   `magpie try`: turns on this host
 //!   callbacks                                               cost of a scheduler's operations
 //!   peers                                                   installs published schedulers
 //! ```
@@ -42,6 +43,8 @@ pub mod runner;
 pub mod sequential;
 pub mod stats;
 pub mod table;
+pub mod trial;
+pub mod verdicts;
 pub mod workload;
 
 mod applied;
@@ -66,4 +69,3 @@ mod shard;
 mod show;
 mod strip;
 mod suite;
-mod verdicts;

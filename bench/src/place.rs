@@ -196,6 +196,15 @@ impl Host {
     /// # Errors
     /// If a sched_ext scheduler is loaded already, because the baseline must be the kernel's own.
     pub fn new() -> Result<Self> {
+        Self::check_none_loaded()?;
+        Ok(Self::default())
+    }
+
+    /// Checks that this host runs the kernel's own scheduler.
+    ///
+    /// # Errors
+    /// If a sched_ext scheduler is loaded; with its name.
+    pub fn check_none_loaded() -> Result<()> {
         if sched_ext_state() == "enabled" {
             let name = fs::read_to_string("/sys/kernel/sched_ext/root/ops").unwrap_or_default();
             bail!(
@@ -203,7 +212,7 @@ impl Host {
                 name.trim()
             );
         }
-        Ok(Self::default())
+        Ok(())
     }
 
     /// Checks that this host can load a scheduler, so that a run fails before it measures anything.
@@ -214,11 +223,14 @@ impl Host {
         if !Path::new(STATE).exists() {
             bail!(
                 "this host's kernel has no sched_ext, so no scheduler can be loaded: measure in a \
-                 guest with --in vm"
+                 guest, with `magpie bench --in vm`"
             );
         }
         if !nix::unistd::geteuid().is_root() {
-            bail!("loading a scheduler on this host needs root: use sudo, or --in vm");
+            bail!(
+                "loading a scheduler on this host needs root: use sudo, or measure in a guest, \
+                 with `magpie bench --in vm`"
+            );
         }
         Ok(())
     }
@@ -293,7 +305,16 @@ impl Place for Host {
 
     fn start_scheduler(&mut self, argv: &[String]) -> Result<()> {
         let log = tempfile::NamedTempFile::new().context("make a temporary file")?;
-        let process = logged(argv, &log)?.spawn();
+        let mut command = logged(argv, &log)?;
+        // SAFETY: between fork and exec only prctl is called, which is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                // However this program ends, the host has its own scheduler again.
+                nix::sys::prctl::set_pdeathsig(Signal::SIGINT)?;
+                Ok(())
+            });
+        }
+        let process = command.spawn();
         let program = &argv[0];
         let process = process.with_context(|| format!("start the scheduler {program}"))?;
         self.scheduler = Some(HostScheduler { process, log });
@@ -353,7 +374,9 @@ impl HostScheduler {
                 .try_wait()
                 .context("look after the scheduler")?;
             match ended {
-                Some(status) if status.success() && sched_ext_state() != "enabled" => return Ok(()),
+                Some(status) if status.success() && sched_ext_state() == "disabled" => {
+                    return Ok(());
+                }
                 Some(status) if !status.success() => {
                     bail!(
                         "the scheduler did not end cleanly: {status}\n{}",

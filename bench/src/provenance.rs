@@ -86,6 +86,12 @@ fn command_line(mut words: impl Iterator<Item = String>) -> String {
     let program = Path::new(&program).file_name().unwrap_or_default();
     let mut kept = vec![program.to_string_lossy().into_owned()];
     while let Some(word) = words.next() {
+        if word == "--" {
+            // The rest is another program's.
+            kept.push(word);
+            kept.extend(words);
+            break;
+        }
         if LEFT_OUT.contains(&word.as_str()) {
             if !is_flag(&kept, &word) {
                 words.next();
@@ -345,6 +351,8 @@ mod tests {
             kept(line),
             kept("magpie bench --sched scx_a --shard=1/4 --rounds 5")
         );
+        let of_the_command = "magpie try -- magpie-load frames --json --clients 4";
+        assert_eq!(kept(of_the_command), of_the_command);
         assert_eq!(
             kept("magpie bench callbacks --markdown --groups 2 --json x"),
             "magpie bench callbacks --groups 2"

@@ -187,7 +187,7 @@ impl Suite {
             if case.prepare.is_empty() {
                 continue;
             }
-            stop_if_interrupted()?;
+            interrupt::stop_if_requested()?;
             let failed = made.entry(&case.prepare).or_insert_with(|| {
                 watcher.step(&Step {
                     round: 0,
@@ -206,7 +206,7 @@ impl Suite {
                     Err(error) => Some(format!("its input could not be made: {error:#}")),
                 }
             });
-            stop_if_interrupted()?;
+            interrupt::stop_if_requested()?;
             if let Some(why) = failed {
                 watcher.warn(&format!("{}: {why}", workload.name));
                 for (candidate, row) in self.candidates.iter().zip(cells.iter_mut()) {
@@ -242,7 +242,7 @@ impl Suite {
                 false => place.start_scheduler(&candidate.argv),
             };
             if let Err(error) = entered.and_then(start) {
-                stop_if_interrupted()?;
+                interrupt::stop_if_requested()?;
                 dead = Some(format!("{error:#}"));
             }
         }
@@ -250,7 +250,7 @@ impl Suite {
         let mut next = cells.iter_mut();
         for (workload, cases) in &self.work {
             for (case, cell) in cases.iter().zip(&mut next) {
-                stop_if_interrupted()?;
+                interrupt::stop_if_requested()?;
                 if dead.is_none() && cell.runs() {
                     watcher.step(&Step {
                         round,
@@ -261,7 +261,7 @@ impl Suite {
                         Ok(measured) if round > 0 => cell.add(measured),
                         Ok(measured) => cell.occupancy = measured.occupancy,
                         Err(error) => {
-                            stop_if_interrupted()?;
+                            interrupt::stop_if_requested()?;
                             cell.failed = Some(format!("{error:#}"));
                             watcher.warn(&format!(
                                 "{} under {}: {error:#}",
@@ -288,7 +288,7 @@ impl Suite {
             // Reaps the process. Its error is ignored, because the scheduler is known to be dead.
             let _ = place.stop_scheduler();
         } else if started && let Err(error) = place.stop_scheduler() {
-            stop_if_interrupted()?;
+            interrupt::stop_if_requested()?;
             watcher.warn(&format!("{}: {error:#}", candidate.name));
             cells
                 .iter_mut()
@@ -379,14 +379,6 @@ impl Cell {
     }
 }
 
-fn stop_if_interrupted() -> Result<()> {
-    if interrupt::is_requested() {
-        Err(anyhow!("interrupted"))
-    } else {
-        Ok(())
-    }
-}
-
 /// The result of one run.
 struct Measured {
     metrics: Vec<(f64, Option<Curve>)>,
@@ -437,7 +429,7 @@ fn measure(
 
 /// The kernel's counters. A file that cannot be read is left out, because counters only explain a
 /// result.
-fn read_kernel(place: &mut dyn Place) -> Reading {
+pub fn read_kernel(place: &mut dyn Place) -> Reading {
     let stat = place.read("/proc/stat").unwrap_or_default();
     let schedstat = place.read("/proc/schedstat").unwrap_or_default();
     Reading::parse(&stat, &schedstat)

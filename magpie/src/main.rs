@@ -1,5 +1,5 @@
 //! The `magpie` command: stock kernels in virtual machines (`magpie lab`), measurements (`magpie
-//! bench`), and what the running scheduler does, as metrics (`magpie export`) and on a screen
+//! bench`), whether a scheduler helps this machine (`magpie try`), and what the running scheduler does, as metrics (`magpie export`) and on a screen
 //! (`magpie top`).
 
 use std::process::ExitCode;
@@ -19,6 +19,7 @@ enum Command {
     /// Boot stock kernels in virtual machines, run schedulers and commands in them
     Lab(magpie_lab::cli::Args),
     Bench(magpie_bench::cli::Args),
+    Try(magpie_bench::trial::Args),
     Export(magpie_observe::export::Args),
     Top(magpie_observe::top::Args),
 }
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Lab(args) => magpie_lab::cli::run(args),
         Command::Bench(args) => magpie_bench::cli::run(args),
+        Command::Try(args) => magpie_bench::trial::run(args),
         Command::Export(args) => magpie_observe::export::run(&args),
         Command::Top(args) => magpie_observe::top::run(&args),
     };

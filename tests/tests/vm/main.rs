@@ -4,6 +4,7 @@
 
 mod bench_agreement;
 mod bench_candidates;
+mod bench_trial;
 mod bench_verdicts;
 mod lab_guest;
 mod lab_scheduler;
