@@ -23,6 +23,7 @@ struct cpu_state {
 	 */
 	u64 clock; /* see queue/fair.bpf.h */
 	u64 deadline; /* of the running task, 0: it must not be preempted */
+	u64 request_ends; /* when the running task will have used up a slice here */
 	u64 next_push; /* when a requeued task may kick an idle CPU again */
 	u64 idle; /* enum idle_word, or the time at which a waker claimed the CPU */
 	u64 has_no_tick; /* a real-time task runs: no tick here advertises waiting tasks */

@@ -100,7 +100,7 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 		if (state->looks > FEWEST_LOOKS)
 			state->looks /= 2;
 		prev_cpu = queue_for(p, prev_cpu);
-		return queue_choice_enabled ? choose_queue(p, ts, prev_cpu) : prev_cpu;
+		return queue_choice_enabled ? choose_queue(p, ts, prev_cpu, now) : prev_cpu;
 	}
 
 	if (step >= STEP_IDLE_CORE && state->looks < MOST_LOOKS)

@@ -17,11 +17,13 @@
  *        | no                                   |
  *   queue by deadline <-------------------------+
  *
- * A woken task preempts a CPU-bound or SCHED_IDLE task if the woken task's deadline is earlier. It
- * preempts any other task only if that task has also used up a slice since it last slept, because
- * until then that task will probably sleep soon by itself. Among tasks of one weight a woken task
- * never preempts one of these others: both ask for one slice, and the woken one wakes at the clock
- * or past it.
+ * A woken task preempts the running one if the woken task's deadline is earlier. The running task's
+ * deadline counts from when it began to run. Once it has run for a slice it has had what it asked
+ * for, and its next deadline is a slice later (EEVDF: a request that is fulfilled is followed by a
+ * new one). So a CPU-bound or SCHED_IDLE task, which asked for two slices, is preempted at any time,
+ * and any other task of the same weight only after a slice: until then it will probably sleep soon
+ * by itself. The kernel looks at slices at ticks only, and would see the end of a slice of 3 ms up
+ * to 4 ms late. A waker compares times.
  *
  * Among tasks that sleep, the request depends neither on how a task is woken nor on how short its
  * bursts are, and sleep earns no lag. With requests as short as bursts, or with lag for sleep, the
@@ -129,19 +131,23 @@ static __always_inline void kick_searcher(s32 idle, u32 hint)
 }
 
 /*
- * Return true if a woken task that is due at @due is due before the running task, and the running
- * task may be preempted (@state->deadline is not 0). Woken SCHED_BATCH and SCHED_IDLE tasks preempt
+ * Return true if a task woken @now that is due at @due is due before the running task, and the
+ * running task may be preempted (@state->deadline is not 0). Woken SCHED_BATCH and SCHED_IDLE tasks preempt
  * no task, as in the kernel.
  */
-static __always_inline bool should_preempt(const struct task_struct *p, u64 due,
+static __always_inline bool should_preempt(const struct task_struct *p, u64 due, u64 now,
 					   const struct cpu_state *state)
 {
 	u64 deadline = READ_ONCE(state->deadline);
+	u64 request = deadline - READ_ONCE(state->clock);
 
 	if (!preempt_enabled || !deadline || p->policy == SCHED_BATCH || p->policy == SCHED_IDLE)
 		return false;
+	if (is_before(due, deadline))
+		return true;
 
-	return is_before(due, deadline);
+	/* The next request is as long as this one. */
+	return is_before(due, deadline + request) && is_before(READ_ONCE(state->request_ends), now);
 }
 
 /* Keep wakeups from preempting the task that runs on a CPU. */
@@ -155,7 +161,7 @@ static __always_inline void forbid_preemption(struct cpu_state *state)
 static __always_inline bool preempt_for(struct task_struct *p, const struct task_state *ts,
 					struct cpu_state *state, u64 enq_flags)
 {
-	if (!should_preempt(p, deadline_of(ts), state))
+	if (!should_preempt(p, deadline_of(ts), scx_bpf_now(), state))
 		return false;
 
 	/* Only once: the next woken task would wait behind this one in the local queue. */
@@ -195,20 +201,15 @@ static __always_inline bool is_still_first(const struct task_state *ts, s32 cpu)
 }
 
 /*
- * Publish the running task's deadline, which wakers compare with that of a woken task: at once if
- * the running task is CPU-bound or of policy SCHED_IDLE, else after its first slice since it slept.
- * The published deadline counts from the clock, not from the task's vruntime. A task that was
- * pulled here may be far behind the clock; by its own vruntime, no woken task would preempt it
- * until it caught up.
+ * Publish the running task's deadline, and when its request ends: wakers compare them with what a
+ * woken task has. The published deadline counts from the clock, not from the task's vruntime. A task
+ * that was pulled here may be far behind the clock; by its own vruntime, no woken task would preempt
+ * it until it caught up.
  */
 static __always_inline void publish_deadline(struct cpu_state *state, const struct task_state *ts)
 {
-	u64 deadline = 0;
-
-	if (is_cpu_bound(ts) || is_idle_policy(ts) || ts->burst >= slice_ns)
-		deadline = state->clock + request(ts);
-	if (state->deadline != deadline)
-		WRITE_ONCE(state->deadline, deadline);
+	WRITE_ONCE(state->deadline, state->clock + request(ts));
+	WRITE_ONCE(state->request_ends, scx_bpf_now() + slice_ns);
 }
 
 /*
