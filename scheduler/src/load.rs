@@ -142,7 +142,6 @@ fn choose_preferred(skel: &mut OpenBpfSkel, settings: &Settings) -> Result<()> {
 fn describe(rodata: &mut types::rodata, tables: &Tables) {
     rodata.nr_cpus = tables.cpus.len() as u32;
     rodata.nr_llcs = tables.llcs.len() as u32;
-    rodata.nr_places = tables.cpu_at_place.len() as u32;
     for (to, from) in rodata.cpu_topology.iter_mut().zip(&tables.cpus) {
         to.place = from.place;
         to.llc = from.llc;

@@ -155,10 +155,7 @@ fn the_topology_arrives_and_the_rest_has_no_place() {
     };
     with_constants(|rodata| {
         describe(rodata, &topology::lay_out(&machine).unwrap());
-        assert_eq!(
-            (rodata.nr_cpus, rodata.nr_llcs, rodata.nr_places),
-            (3, 2, 16)
-        );
+        assert_eq!((rodata.nr_cpus, rodata.nr_llcs), (3, 2));
         assert_eq!(rodata.cpu_topology[2].place, 8);
         assert_eq!(rodata.llc_topology[1].node_llcs, 2);
         assert_eq!(rodata.cpu_at_place[..3], [0, 1, topology::NO_PLACE]);

@@ -10,7 +10,6 @@
 
 const volatile u32 nr_cpus = 1;
 const volatile u32 nr_llcs = 1;
-const volatile u32 nr_places = 1;
 const volatile bool has_smt = false; /* some core has several CPUs */
 const volatile bool is_hybrid = false; /* some CPU is slower than FAST_CAPACITY */
 const volatile struct cpu_topology cpu_topology[MAX_CPUS];
