@@ -38,6 +38,11 @@ find_missing() {
 	need clang-format-19 has clang-format-19
 	need libelf-dev has_header libelf.h
 	need zlib1g-dev has_header zlib.h
+	need libssl-dev has_header openssl/opensslv.h
+	need flex has flex
+	need bison has bison
+	need bc has bc
+	need patch has patch
 	need pkg-config has pkg-config
 	need qemu-system-x86 has qemu-system-x86_64
 	need busybox-static has_static_busybox

@@ -4,6 +4,7 @@
 //!   scx_magpie --no-steal                     a command
 //!   new=./scx_magpie                          NAME=COMMAND
 //!   eevdf@7.0, scx_magpie@path/bzImage        on another kernel than that of --kernel
+//!   eevdf@patched                             on one of `magpie lab kernel build`
 //!   eevdf{llc_balancing=0,boot:nohz=off}      with settings of the kernel
 //!   old=scx_magpie@7.0{base_slice_ns=3000000} --no-steal
 //! ```

@@ -66,9 +66,9 @@ pub(crate) struct Measure {
     /// else tiny2, or vt16 in virtual time]
     #[arg(long, value_name = "NAME|FILE")]
     pub(crate) machine: Option<String>,
-    /// Kernel of the guest: a series (`magpie lab kernels`) or a bzImage [default: the newest
-    /// series]
-    #[arg(long, value_name = "SERIES|FILE")]
+    /// Kernel of the guest: a series or the name of a built one (`magpie lab kernels`), or a bzImage
+    /// [default: the newest series]
+    #[arg(long, value_name = "SERIES|NAME|FILE")]
     pub(crate) kernel: Option<String>,
     /// Configuration of a kernel that is given as a file
     #[arg(long, value_name = "FILE")]

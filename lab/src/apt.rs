@@ -203,6 +203,44 @@ impl Apt {
             ),
         }
     }
+
+    /// Downloads a package (`NAME` or `NAME/SUITE`) with those that it needs beyond the status file,
+    /// and unpacks all of them into one folder, as if they were installed there. Packages that the
+    /// suite lacks come from the others.
+    pub fn unpack_with_dependencies(&self, package: &str, folder: &Path) -> Result<()> {
+        let suite = package.split_once('/').map(|(_, suite)| suite);
+        let work = tempfile::tempdir_in(&self.root).context("cannot create a folder")?;
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
+        for package in self.missing_with(package)? {
+            let name = package.split('/').next().unwrap_or(&package);
+            let part = work.path().join(name);
+            match suite {
+                Some(suite) => self
+                    .download_and_unpack(&format!("{name}/{suite}"), &part)
+                    .or_else(|_| self.download_and_unpack(name, &part))?,
+                None => self.download_and_unpack(name, &part)?,
+            }
+            copy_files(&part, folder)?;
+        }
+        Ok(())
+    }
+}
+
+/// Copies what is in one folder into another, links and permissions included.
+fn copy_files(from: &Path, to: &Path) -> Result<()> {
+    let copied = Command::new("cp")
+        .arg("-a")
+        .arg(from.join("."))
+        .arg(to)
+        .status();
+    ensure!(
+        copied.context("cannot run cp")?.success(),
+        "cannot copy the files of {} to {}",
+        from.display(),
+        to.display()
+    );
+    Ok(())
 }
 
 /// Returns the version in the first line of the table that `apt-cache madison` prints: the newest.

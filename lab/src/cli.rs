@@ -1,17 +1,20 @@
-//! `magpie lab`: runs a command in a guest, lists kernels and machines, checks a machine.
+//! `magpie lab`: runs a command in a guest, lists and builds kernels, lists and checks machines.
+
+mod kernels;
+mod terminal;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use indicatif::{ProgressBar, ProgressStyle};
 use magpie_guest::Stream;
 use serde_json::json;
 
-use crate::files::{self, find_program};
+use crate::cli::terminal::{Spinner, write_json};
+use crate::files::find_program;
 use crate::guest::{Guest, explain};
-use crate::kernel::{self, KernelChoice, SERIES};
+use crate::kernel::KernelChoice;
 use crate::machine::{Machine, Memory};
 use crate::options::GuestOptions;
 use crate::progress::Progress;
@@ -33,8 +36,11 @@ pub struct Args {
 enum Command {
     /// Boot a guest, start a scheduler in it, run a command and print its output.
     Run(Run),
-    /// List the kernels of the lock file.
-    Kernels(Kernels),
+    /// List the kernels: those of the lock file, and those that were built.
+    Kernels(kernels::List),
+    /// Build a kernel for guests, or remove one.
+    #[command(subcommand)]
+    Kernel(kernels::Kernel),
     /// List the machine presets.
     Machines(Machines),
     /// Boot a machine and compare the topology that the guest sees with the machine.
@@ -46,9 +52,9 @@ struct Vm {
     /// Preset (see `magpie lab machines`) or path of a machine's TOML file.
     #[arg(long, value_name = "NAME|FILE", default_value = "tiny2")]
     machine: String,
-    /// Series of a stock kernel (see `magpie lab kernels`), or path of a bzImage [default: the
-    /// newest series].
-    #[arg(long, value_name = "SERIES|FILE")]
+    /// Series of a stock kernel or name of a built one (see `magpie lab kernels`), or path of a
+    /// bzImage [default: the newest series].
+    #[arg(long, value_name = "SERIES|NAME|FILE")]
     kernel: Option<String>,
     /// Configuration of a kernel that is given as a file. libbpf needs it to load schedulers.
     #[arg(long, value_name = "FILE")]
@@ -100,16 +106,6 @@ struct Run {
 }
 
 #[derive(Debug, clap::Args)]
-struct Kernels {
-    /// Write the list as JSON to a file, `-` for standard output.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Download the kernels that are missing.
-    #[arg(long)]
-    download: bool,
-}
-
-#[derive(Debug, clap::Args)]
 struct Machines {
     /// Write the list as JSON to a file, `-` for standard output.
     #[arg(long, value_name = "FILE")]
@@ -140,7 +136,8 @@ pub fn run(args: Args) -> Result<u8> {
             eprintln!("magpie lab: {error:#}");
             LAB_FAILED
         })),
-        Command::Kernels(kernels) => list_kernels(&kernels),
+        Command::Kernels(args) => kernels::list(&args),
+        Command::Kernel(command) => kernels::run(&command),
         Command::Machines(machines) => list_machines(&machines),
         Command::Check(check) => check_machine(&check),
     }
@@ -301,48 +298,6 @@ fn guest_name(program: &Path) -> Result<String> {
     Ok(format!("/bin/{}", name.to_string_lossy()))
 }
 
-/// `magpie lab kernels`: lists the kernels of the lock file, and downloads them if asked to.
-fn list_kernels(args: &Kernels) -> Result<u8> {
-    if args.download {
-        let spinner = Spinner::new();
-        for series in SERIES {
-            KernelChoice::Series(series.to_string()).resolve(&spinner.progress())?;
-        }
-    }
-    let lock = kernel::read_lock()?;
-    let mut rows = Vec::new();
-    for locked in &lock.kernel {
-        let kernel = kernel::downloaded(locked)?;
-        let default = Some(&locked.name.as_str()) == SERIES.last();
-        rows.push(json!({
-            "series": locked.name,
-            "release": locked.release,
-            "default": default,
-            "downloaded": kernel.is_some(),
-            "image": kernel.as_ref().map(|k| &k.image),
-            "config": kernel.as_ref().and_then(|k| k.config.as_ref()),
-            "packages": locked.package,
-        }));
-        if args.json.is_none() {
-            println!(
-                "{:<8}{:<32}{}{}",
-                locked.name,
-                locked.release,
-                if kernel.is_some() {
-                    "downloaded"
-                } else {
-                    "not downloaded"
-                },
-                if default { ", default" } else { "" }
-            );
-        }
-    }
-    if let Some(path) = &args.json {
-        write_json(path, &json!(rows))?;
-    }
-    Ok(0)
-}
-
 /// `magpie lab machines`: lists the presets.
 fn list_machines(args: &Machines) -> Result<u8> {
     let machines = Machine::presets();
@@ -462,38 +417,4 @@ fn print_misses(counts: &MemoryCounts) {
         "  served since the boot, and stall time: {}",
         sources.join(", ")
     );
-}
-
-/// Writes JSON to where the user wants it.
-fn write_json(path: &Path, value: &serde_json::Value) -> Result<()> {
-    files::write_output(path, format!("{value:#}\n").as_bytes())
-}
-
-/// Shows on standard error which step is under way, if that is a terminal.
-struct Spinner(ProgressBar);
-
-impl Spinner {
-    fn new() -> Spinner {
-        let bar = ProgressBar::new_spinner();
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
-            bar.set_style(style);
-        }
-        bar.enable_steady_tick(Duration::from_millis(100));
-        Spinner(bar)
-    }
-
-    fn progress(&self) -> Progress {
-        let bar = self.0.clone();
-        Progress::new(move |what| bar.set_message(what.to_string()))
-    }
-
-    fn clear(&self) {
-        self.0.finish_and_clear();
-    }
-}
-
-impl Drop for Spinner {
-    fn drop(&mut self) {
-        self.clear();
-    }
 }

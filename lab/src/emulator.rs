@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::{fs, io};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 
 use crate::apt::{self, Apt};
 use crate::files;
@@ -112,14 +112,7 @@ pub fn backported(progress: &Progress) -> Result<Emulator> {
     // One tree for all packages, as if installed: QEMU finds libraries and firmware by folder.
     let work = tempfile::tempdir_in(files::lab_dir()?).context("cannot create a folder")?;
     let tree = work.path().join("qemu");
-    fs::create_dir_all(&tree).with_context(|| format!("cannot create {}", tree.display()))?;
-    for package in apt.missing_with(&format!("{PACKAGE}/{backports}"))? {
-        let name = package.split('/').next().unwrap_or(&package);
-        let part = work.path().join(name);
-        apt.download_and_unpack(&format!("{name}/{backports}"), &part)
-            .or_else(|_| apt.download_and_unpack(name, &part))?;
-        copy_files(&part, &tree)?;
-    }
+    apt.unpack_with_dependencies(&format!("{PACKAGE}/{backports}"), &tree)?;
     let unpacked = in_tree(&tree);
     let output = unpacked
         .run_version()
@@ -132,22 +125,6 @@ pub fn backported(progress: &Progress) -> Result<Emulator> {
     }
     fs::rename(&tree, &root).with_context(|| format!("cannot create {}", root.display()))?;
     Ok(emulator)
-}
-
-/// Copies what is in one folder into another, links and permissions included.
-fn copy_files(from: &Path, to: &Path) -> Result<()> {
-    let copied = Command::new("cp")
-        .arg("-a")
-        .arg(from.join("."))
-        .arg(to)
-        .status();
-    ensure!(
-        copied.context("cannot run cp")?.success(),
-        "cannot copy the files of {} to {}",
-        from.display(),
-        to.display()
-    );
-    Ok(())
 }
 
 /// The QEMU whose packages are unpacked into `root`.

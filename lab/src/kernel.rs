@@ -1,4 +1,5 @@
-//! Stock Debian kernels, one per series, as the lock file names them.
+//! Kernels of guests: stock Debian ones, one per series, as the lock file names them; those that
+//! `magpie lab kernel build` built; files of the user.
 //!
 //! `kernels.lock` has the packages of each series with their paths in the archive's pool and their
 //! hashes, so that all users boot the same kernel. Versions leave the archive: if a locked package
@@ -7,6 +8,9 @@
 //! Within a series, a build for a newer Debian wins (`+deb14` over `+deb13`). The backports are
 //! built with a pahole below 1.26, and from about 7.1 on no sched_ext program loads on a kernel
 //! with BTF of such a pahole.
+
+pub mod build;
+pub mod built;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -40,6 +44,8 @@ pub enum KernelChoice {
     Default,
     /// A series, such as `7.0`.
     Series(String),
+    /// A kernel of `magpie lab kernel build`, by its name.
+    Built(String),
     /// A kernel that the user built.
     Files {
         /// A bzImage.
@@ -93,29 +99,30 @@ pub(crate) struct Lock {
 
 impl KernelChoice {
     /// Returns the kernel that `--kernel` and `--config` name: a series if the word has the form
-    /// `7.2`, else the path of a file.
+    /// `7.2`, the path of a file if it is one or has a slash, else the name of a built kernel.
     ///
     /// # Errors
     /// When `config` is given without the path of a kernel.
     pub fn parse(kernel: Option<&str>, config: Option<&Path>) -> Result<KernelChoice> {
-        let is_series = |word: &str| {
-            word.split_once('.').is_some_and(|(major, minor)| {
-                [major, minor]
-                    .iter()
-                    .all(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
-            })
-        };
         match kernel {
             None => {
                 ensure!(config.is_none(), "--config needs --kernel FILE");
                 Ok(KernelChoice::Default)
             }
-            Some(word) if is_series(word) => {
+            Some(word) if built::is_series(word) => {
                 ensure!(
                     config.is_none(),
                     "--config needs --kernel FILE; a series brings its own configuration"
                 );
                 Ok(KernelChoice::Series(word.to_string()))
+            }
+            Some(word) if built::is_name(word) && !Path::new(word).is_file() => {
+                ensure!(
+                    config.is_none(),
+                    "--config needs --kernel FILE; the built kernel {word} has its own \
+                     configuration"
+                );
+                Ok(KernelChoice::Built(word.to_string()))
             }
             Some(path) => Ok(KernelChoice::Files {
                 kernel: PathBuf::from(path),
@@ -129,6 +136,13 @@ impl KernelChoice {
         match self {
             KernelChoice::Default => series(SERIES[SERIES.len() - 1], progress),
             KernelChoice::Series(name) => series(name, progress),
+            KernelChoice::Built(name) => {
+                let built = built::find(name)?;
+                Ok(Kernel {
+                    image: built.image()?,
+                    config: Some(built.config()?),
+                })
+            }
             KernelChoice::Files { kernel, config } => {
                 for file in std::iter::once(kernel).chain(config) {
                     ensure!(
@@ -427,10 +441,13 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_is_a_series_or_a_file() {
+    fn a_kernel_is_a_series_a_built_one_or_a_file() {
         let parse = |word| KernelChoice::parse(Some(word), None).expect("valid");
         assert_eq!(parse("7.0"), KernelChoice::Series("7.0".into()));
+        assert_eq!(parse("demo"), KernelChoice::Built("demo".into()));
         assert!(matches!(parse("./bzImage"), KernelChoice::Files { .. }));
-        assert!(KernelChoice::parse(Some("7.0"), Some(Path::new("c"))).is_err());
+        for word in ["7.0", "demo"] {
+            assert!(KernelChoice::parse(Some(word), Some(Path::new("c"))).is_err());
+        }
     }
 }

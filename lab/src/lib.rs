@@ -20,7 +20,8 @@
 //! ```text
 //!   progress, text, files, machine
 //!   apt, image
-//!   kernel, packages
+//!   kernel: built; kernel, packages
+//!   kernel: build
 //!   options
 //!   emulator
 //!   qemu, accelerator, vtime: plugin, fidelity, prepare()

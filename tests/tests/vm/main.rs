@@ -7,6 +7,7 @@ mod bench_candidates;
 mod bench_trial;
 mod bench_verdicts;
 mod lab_guest;
+mod lab_kernel;
 mod lab_scheduler;
 mod lab_topology;
 mod observe;

@@ -1,0 +1,119 @@
+//! Kernels that the lab builds: from Debian's source, and with a patch that makes wakeups worse.
+//! They boot, load scx_magpie, and the bench tells them apart. The first build takes minutes of all
+//! CPUs, so the test runs only if it is asked for:
+//! `cargo test --release -p magpie-tests --test vm -- --ignored lab_kernel`.
+
+use std::path::Path;
+use std::thread::available_parallelism;
+
+use anyhow::{Context, Result, ensure};
+use magpie_bench::candidate::parse_list;
+use magpie_bench::guests::Guests;
+use magpie_bench::place::Place;
+use magpie_bench::relation::relate;
+use magpie_bench::report::{BASELINE, Report};
+use magpie_bench::runner::{self, Suite};
+use magpie_bench::sequential::decide;
+use magpie_bench::stats::Verdict;
+use magpie_bench::table::{Style, render};
+use magpie_bench::workload::{self, Parameters};
+use magpie_lab::kernel::build::{Base, Request, build};
+use magpie_lab::kernel::built::Built;
+use magpie_lab::{GuestOptions, KernelChoice, Machine, Progress};
+use magpie_tests::scheduler::{MAGPIE, boot_for_magpie, program, shell, under};
+
+const SOURCE: &str = "debian:7.2";
+const PATCH: &str = "../lab/examples/stack-wakees.diff";
+
+/// The patched kernel may take this share of the first build's CPU time.
+const INCREMENTAL: f64 = 0.25;
+
+/// The margin of `--until-sure`, and its rounds.
+const MARGIN: f64 = 0.03;
+const ROUNDS: usize = 30;
+
+fn build_kernel(name: &str, patches: &[&str]) -> Result<Built> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let built = build(&Request {
+        source: SOURCE.into(),
+        patches: patches.iter().map(|patch| folder.join(patch)).collect(),
+        first: None,
+        config: None,
+        base: Base::Tiny,
+        name: Some(name.into()),
+        jobs: available_parallelism().map_or(1, usize::from),
+        progress: Progress::default(),
+    })?;
+    println!(
+        "{}: {:.0} s, {:.0} s of CPU time",
+        built.release, built.seconds, built.cpu_seconds
+    );
+    Ok(built)
+}
+
+#[test]
+#[ignore = "builds a kernel: minutes of all CPUs"]
+fn a_built_kernel_runs_scx_magpie_and_a_patch_that_makes_it_worse_is_found() -> Result<()> {
+    let plain = build_kernel("test-plain", &[])?;
+    let worse = build_kernel("test-worse", &[PATCH])?;
+    // A tree that an earlier run built makes the first build as short.
+    ensure!(
+        worse.cpu_seconds < (INCREMENTAL * plain.cpu_seconds).max(180.0),
+        "the second build compiled more than the patch changes: {worse:?}"
+    );
+    for built in [&plain, &worse] {
+        let mut guest = boot_for_magpie("tiny2", |options| {
+            options.kernel = KernelChoice::Built(built.name.clone());
+        })?;
+        ensure!(guest.kernel_release() == built.release, "{built:?}");
+        under(&mut guest, MAGPIE, |guest| {
+            shell(guest, "hackbench -g 1 -l 20")
+        })?;
+    }
+    bench_finds_the_difference(&worse)
+}
+
+/// Measures the latency of wakeups under both kernels until the difference is decided.
+fn bench_finds_the_difference(worse: &Built) -> Result<()> {
+    let machine = Machine::find("tiny2")?;
+    let mut latency = workload::load(None)?
+        .into_iter()
+        .find(|workload| workload.name == "latency")
+        .context("the workload latency")?;
+    latency
+        .metric
+        .retain(|metric| metric.name.as_deref() == Some("wakeup p99"));
+    let cases = latency.cases(&Parameters::new(), machine.cpus())?;
+    let suite = Suite {
+        candidates: parse_list(&format!("eevdf@{}", worse.name))?,
+        work: vec![(latency, cases)],
+        rounds: ROUNDS,
+        until_sure: Some(MARGIN),
+    };
+    let _share = magpie_tests::share_of(&machine);
+    let mut guests = Guests::boot(&suite.candidates, |boot| {
+        let name = boot.kernel.clone().unwrap_or("test-plain".into());
+        Ok(GuestOptions {
+            machine: machine.clone(),
+            kernel: KernelChoice::Built(name),
+            files: vec![program("magpie-load")?],
+            ..GuestOptions::default()
+        })
+    })?;
+    let mut report = Report::new(guests.machine(), guests.kernel(), runner::options(&suite));
+    suite.run(&mut guests, &mut report, &mut |message: &str| {
+        eprintln!("{message}")
+    })?;
+    println!("{}", render(&report, Style::Text));
+
+    let [plain, worse] = &report.results[..] else {
+        anyhow::bail!("two rows, of {}", BASELINE)
+    };
+    let decision = decide(&plain.samples, &worse.samples, MARGIN);
+    let relation = relate(plain, worse).context("both have samples")?;
+    ensure!(
+        decision.verdict == Verdict::Different && relation.improvement < 0.0,
+        "{decision:?} {relation:?}"
+    );
+    Ok(())
+}
