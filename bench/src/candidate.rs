@@ -96,7 +96,10 @@ fn split_list(list: &str) -> Result<Vec<&str>> {
 }
 
 /// Reads `PROGRAM[@KERNEL][{SETTINGS}] [OPTIONS]`.
-fn parse(name: &str, command: &str) -> Result<Candidate> {
+///
+/// # Errors
+/// If it is not of this form.
+pub fn parse(name: &str, command: &str) -> Result<Candidate> {
     let end = command
         .find('{')
         .or_else(|| command.find(char::is_whitespace));

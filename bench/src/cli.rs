@@ -14,7 +14,7 @@ use crate::reference::{self, Names, Published};
 use crate::report::Report;
 use crate::table::{Style, render};
 use crate::{
-    callbacks, file, html, interrupt, peers, plot, shard, show, suite, verdicts, workload,
+    bisect, callbacks, file, html, interrupt, peers, plot, shard, show, suite, verdicts, workload,
 };
 
 /// Exit code of a gate that fails, and of a run in which a scheduler or workload failed.
@@ -35,6 +35,7 @@ pub fn run(args: Args) -> Result<u8> {
         Some(Command::Merge(args)) => run_merge(&args)?,
         Some(Command::Workloads) => list_workloads()?,
         Some(Command::Suites) => list_suites()?,
+        Some(Command::Bisect(args)) => return bisect::run(&args),
         Some(Command::Callbacks(args)) => callbacks::run(&args)?,
         Some(Command::Peers(args)) => peers::run(&args)?,
         None => return run_measure(&args.measure),
@@ -90,7 +91,7 @@ fn run_measure(args: &Measure) -> Result<u8> {
     let mut plan = Plan::new(args)?;
     let published = published(args, &plan)?;
     interrupt::listen()?;
-    let mut place = plan.open_place(args)?;
+    let mut place = plan.open_place(&args.setup)?;
     let suite = &plan.suite;
     let mut progress = Progress::new(suite.runs(), suite.rounds, args.json.as_deref());
     let mut report = Report::new(place.machine(), place.kernel(), plan.options.clone());

@@ -24,6 +24,7 @@
 //!        + reference                                        published results beside ours
 //!
 //!   trial                                                   `magpie try`: turns on this host
+//!   bisect                                                  the first bad step of many
 //!   callbacks                                               cost of a scheduler's operations
 //!   peers                                                   installs published schedulers
 //! ```
@@ -48,6 +49,7 @@ pub mod verdicts;
 pub mod workload;
 
 mod applied;
+mod bisect;
 mod callbacks;
 mod compare;
 mod counters;

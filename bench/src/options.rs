@@ -25,6 +25,7 @@ use crate::{callbacks, peers};
     magpie bench --in vtime --suite push --ablate --shard 1/4 --json part1.json\n  \
     magpie bench --sched scx_magpie --workload pipe,latency --until-sure --margin 2%\n  \
     magpie bench --sched 'eevdf@7.0,eevdf{llc_balancing=0},scx_magpie' --workload hackbench\n  \
+    magpie bench bisect --git ~/linux --good v7.1 --bad v7.2 --workload hackbench\n  \
     magpie bench peers install scx_cosmos scx_lavd\n  \
     magpie bench show result.json\n  \
     magpie bench show --mail result.json\n  \
@@ -51,6 +52,7 @@ pub(crate) enum Command {
     Workloads,
     /// List the suites
     Suites,
+    Bisect(Box<Bisect>),
     /// Measure what each operation of schedulers costs per call
     Callbacks(callbacks::Args),
     Peers(peers::Args),
@@ -59,20 +61,8 @@ pub(crate) enum Command {
 /// The options of a measurement.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Measure {
-    /// Where to measure
-    #[arg(long = "in", value_enum, default_value = "vm", value_name = "WHERE")]
-    pub(crate) place: Where,
-    /// Machine of the guest: a preset (`magpie lab machines`) or a TOML file [default: the suite's,
-    /// else tiny2, or vt16 in virtual time]
-    #[arg(long, value_name = "NAME|FILE")]
-    pub(crate) machine: Option<String>,
-    /// Kernel of the guest: a series or the name of a built one (`magpie lab kernels`), or a bzImage
-    /// [default: the newest series]
-    #[arg(long, value_name = "SERIES|NAME|FILE")]
-    pub(crate) kernel: Option<String>,
-    /// Configuration of a kernel that is given as a file
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) setup: Setup,
     /// Schedulers with their options, separated by commas; eevdf (none) is always measured too.
     /// PROGRAM@KERNEL runs on another kernel (eevdf@7.0, scx_magpie@path/bzImage), and settings of
     /// the kernel stand in braces: eevdf{base_slice_ns=3000000,features=NO_PREEMPT_SHORT}
@@ -81,13 +71,6 @@ pub(crate) struct Measure {
     /// Suites, separated by commas (`magpie bench suites` lists them), or files that end in .toml
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub(crate) suite: Vec<String>,
-    /// Workloads, separated by commas (`magpie bench workloads` lists them) [default: those of the
-    /// suites, else hackbench]
-    #[arg(long, value_delimiter = ',', value_name = "LIST")]
-    pub(crate) workload: Vec<String>,
-    /// More workloads, in the form of bench/workloads.toml
-    #[arg(long, value_name = "FILE")]
-    pub(crate) workloads: Option<PathBuf>,
     /// Rounds that count; one more runs before them as warm-up and is dropped [default: 5, and at
     /// most 30 with --until-sure]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000))]
@@ -99,15 +82,6 @@ pub(crate) struct Measure {
     /// With --until-sure, the difference below which two candidates are the same
     #[arg(long, default_value = "3%", value_parser = parse_percent, value_name = "PERCENT", requires = "until_sure")]
     pub(crate) margin: f64,
-    /// hackbench groups, one case for each value: 1,4 [short for --set groups=1,4]
-    #[arg(long, value_name = "LIST")]
-    pub(crate) groups: Option<String>,
-    /// hackbench loops, one case for each value [short for --set loops=...]
-    #[arg(long, value_name = "LIST")]
-    pub(crate) loops: Option<String>,
-    /// Values of a workload's parameter, one case for each: --set threads=2,8
-    #[arg(long = "set", value_name = "NAME=LIST")]
-    pub(crate) parameters: Vec<String>,
     /// Also measure the mechanisms of scx_magpie: all, each left out, each alone, none
     #[arg(long)]
     pub(crate) ablate: bool,
@@ -123,6 +97,41 @@ pub(crate) struct Measure {
     pub(crate) markdown: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) display: Display,
+}
+
+/// Where and on what is measured, by a measurement and by `magpie bench bisect`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Setup {
+    /// Where to measure
+    #[arg(long = "in", value_enum, default_value = "vm", value_name = "WHERE")]
+    pub(crate) place: Where,
+    /// Machine of the guest: a preset (`magpie lab machines`) or a TOML file [default: the suite's,
+    /// else tiny2, or vt16 in virtual time]
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) machine: Option<String>,
+    /// Kernel of the guest: a series or the name of a built one (`magpie lab kernels`), or a bzImage
+    /// [default: the newest series]
+    #[arg(long, value_name = "SERIES|NAME|FILE")]
+    pub(crate) kernel: Option<String>,
+    /// Configuration of a kernel that is given as a file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Workloads, separated by commas (`magpie bench workloads` lists them) [default: those of the
+    /// suites, else hackbench]
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub(crate) workload: Vec<String>,
+    /// More workloads, in the form of bench/workloads.toml
+    #[arg(long, value_name = "FILE")]
+    pub(crate) workloads: Option<PathBuf>,
+    /// hackbench groups, one case for each value: 1,4 [short for --set groups=1,4]
+    #[arg(long, value_name = "LIST")]
+    pub(crate) groups: Option<String>,
+    /// hackbench loops, one case for each value [short for --set loops=...]
+    #[arg(long, value_name = "LIST")]
+    pub(crate) loops: Option<String>,
+    /// Values of a workload's parameter, one case for each: --set threads=2,8
+    #[arg(long = "set", value_name = "NAME=LIST")]
+    pub(crate) parameters: Vec<String>,
 }
 
 /// How a result is shown, by a measurement and by `magpie bench show`.
@@ -198,6 +207,67 @@ pub(crate) struct Merge {
     /// Write the whole result to FILE; `-` is standard output
     #[arg(long, value_name = "FILE")]
     pub(crate) json: PathBuf,
+}
+
+/// Find the first commit, patch or step that is worse, by measurements.
+///
+/// Each step that is tried is built, and measured in turns with the good one until it is certain on
+/// which side it is. A step that does not build, or cannot be decided within --rounds rounds, is left
+/// out. The exit code is 1 if no single step is found.
+#[derive(Debug, clap::Args)]
+#[command(
+    group = clap::ArgGroup::new("what").required(true),
+    after_help = "Examples:\n  \
+    magpie bench bisect --git ~/linux --good v7.1 --bad v7.2 --workload hackbench\n  \
+    magpie bench bisect --series series.mbox --source debian:7.2 \\\n      \
+    --workload latency --metric 'wakeup p99'\n  \
+    magpie bench bisect --git . --good v1 --bad HEAD --workload pipe \\\n      \
+    --build 'scripts/build-at {} bin/scx_magpie-{}' --sched bin/scx_magpie-{}\n  \
+    magpie bench bisect --steps 500000,1000000,3000000,6000000 \\\n      \
+    --sched 'eevdf{base_slice_ns={}}' --workload hackbench"
+)]
+pub(crate) struct Bisect {
+    /// Git tree whose commits are the steps; --good and --bad name two
+    #[arg(long, group = "what", value_name = "TREE", requires_all = ["good", "bad"])]
+    pub(crate) git: Option<PathBuf>,
+    /// Mailbox whose patches are the steps: step N has the first N
+    #[arg(long, group = "what", value_name = "FILE", requires = "source")]
+    pub(crate) series: Option<PathBuf>,
+    /// Steps by name, the good one first, separated by commas
+    #[arg(long, group = "what", value_name = "LIST", value_delimiter = ',')]
+    pub(crate) steps: Vec<String>,
+    /// Kernel source that the patches of --series are for, as `magpie lab kernel build` takes it
+    #[arg(long, value_name = "SOURCE", requires = "series")]
+    pub(crate) source: Option<String>,
+    /// The step that is known to be good [default: the first]
+    #[arg(long, value_name = "STEP")]
+    pub(crate) good: Option<String>,
+    /// The step that is known to be bad [default: the last]
+    #[arg(long, value_name = "STEP")]
+    pub(crate) bad: Option<String>,
+    /// Shell command that builds a step, whose name replaces {} [default: with --git and --series,
+    /// builds the kernel bisect-{}]
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) build: Option<String>,
+    /// Scheduler of a step, as `magpie bench --sched` takes one, with {} for the name of the step
+    /// [default: eevdf@bisect-{}, or eevdf with --build or --steps]
+    #[arg(long, value_name = "SCHEDULER")]
+    pub(crate) sched: Option<String>,
+    /// The figure that gets worse, of a workload that has several
+    #[arg(long, value_name = "NAME")]
+    pub(crate) metric: Option<String>,
+    /// How much worse than the good step a bad one is, at least [default: half of the difference
+    /// between the good and the bad step]
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
+    pub(crate) limit: Option<f64>,
+    /// Most rounds for a step
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u16).range(5..=1000))]
+    pub(crate) rounds: u16,
+    /// Write what was found as JSON; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) setup: Setup,
 }
 
 #[derive(Debug, clap::Args)]

@@ -9,13 +9,14 @@ use magpie_lab::{GuestOptions, KernelChoice, Machine, files};
 
 use crate::candidate::{self, Candidate};
 use crate::guests::Guests;
-use crate::options::Measure;
+use crate::options::{Measure, Setup};
 use crate::place::{Host, Place, host_cpus};
 use crate::progress::Spinner;
 use crate::provenance::{self, Values};
 use crate::runner::{self, Suite};
+use crate::sequential::Question;
 use crate::setting::Boot;
-use crate::shard;
+use crate::shard::{self, Shard};
 use crate::suite::{self, Definition, Where};
 use crate::workload::{self, Case, Parameters, Workload};
 
@@ -42,37 +43,62 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Makes the plan.
+    /// Makes the plan of a measurement.
     ///
     /// # Errors
     /// If the command line names what does not exist or does not fit together; with the remedy.
     pub(crate) fn new(args: &Measure) -> Result<Self> {
-        let suites = suite::find(&args.suite)?;
-        let machine = choose_machine(args, &suites)?;
-        let cpus = machine.as_ref().map_or(host_cpus() as u32, Machine::cpus);
-        let mut suite = Suite {
-            candidates: candidate::parse_list(&args.sched)?,
-            work: choose_work(args, &suites, cpus)?,
-            rounds: rounds(args),
-            until_sure: args.until_sure.then_some(args.margin / 100.0),
-        };
+        let mut candidates = candidate::parse_list(&args.sched)?;
         if args.ablate {
-            candidate::add_ablation(&mut suite.candidates)?;
+            candidate::add_ablation(&mut candidates)?;
         }
-        settle_kernels(&mut suite.candidates, args)?;
         ensure!(
-            !args.until_sure || suite.candidates.len() > 1,
+            !args.until_sure || candidates.len() > 1,
             "--until-sure compares candidates with eevdf, and there is only eevdf: name another \
              with --sched, such as scx_magpie or again=eevdf"
         );
+        let suites = suite::find(&args.suite)?;
+        let margin = args.until_sure.then_some(args.margin / 100.0);
+        let question = margin.map(Question::from);
+        Self::of(
+            &args.setup,
+            suites,
+            candidates,
+            rounds(args),
+            question,
+            args.shard,
+        )
+    }
+
+    /// Makes a plan of these candidates, of which the first is the baseline.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub(crate) fn of(
+        setup: &Setup,
+        suites: Vec<Definition>,
+        candidates: Vec<Candidate>,
+        rounds: usize,
+        until_sure: Option<Question>,
+        shard: Option<Shard>,
+    ) -> Result<Self> {
+        let machine = choose_machine(setup, &suites)?;
+        let cpus = machine.as_ref().map_or(host_cpus() as u32, Machine::cpus);
+        let mut suite = Suite {
+            candidates,
+            work: choose_work(setup, &suites, cpus)?,
+            rounds,
+            until_sure,
+        };
+        settle_kernels(&mut suite.candidates, setup)?;
         let mut options = runner::options(&suite);
-        if let Some(shard) = args.shard {
+        if let Some(shard) = shard {
             shard.choose(&mut suite.work);
             options.insert(shard::OPTION.into(), shard.to_string().into());
         }
-        let programs = find_programs(args.place, &mut suite)?;
+        let programs = find_programs(setup.place, &mut suite)?;
         provenance::record(&mut options, schedulers(&suite, &programs));
-        let folder = match args.place {
+        let folder = match setup.place {
             Where::Host => Some(tempfile::tempdir().context("make a folder for the workloads")?),
             Where::Vm | Where::Vtime => None,
         };
@@ -91,7 +117,7 @@ impl Plan {
 
     /// Boots the guests, or checks that this host can be measured. Adds the kernels of the
     /// candidates to the options if there are several.
-    pub(crate) fn open_place(&mut self, args: &Measure) -> Result<Box<dyn Place>> {
+    pub(crate) fn open_place(&mut self, setup: &Setup) -> Result<Box<dyn Place>> {
         let Some(machine) = &self.machine else {
             if self.suite.candidates.iter().any(|c| !c.is_baseline()) {
                 Host::check_schedulers_possible()?;
@@ -108,7 +134,7 @@ impl Plan {
         let options = |boot: &Boot| {
             Ok(GuestOptions {
                 machine: machine.clone(),
-                kernel: choose_kernel(boot, args)?,
+                kernel: choose_kernel(boot, setup)?,
                 kernel_cmdline: boot.parameters.clone(),
                 packages: packages.clone(),
                 files: self.programs.clone(),
@@ -128,9 +154,9 @@ impl Plan {
 
 /// The kernel of a guest: the candidate's, else that of `--kernel`. The configuration of a
 /// candidate's file is looked for beside it, as FILE.config.
-fn choose_kernel(boot: &Boot, args: &Measure) -> Result<KernelChoice> {
+fn choose_kernel(boot: &Boot, setup: &Setup) -> Result<KernelChoice> {
     let Some(kernel) = &boot.kernel else {
-        return KernelChoice::parse(args.kernel.as_deref(), args.config.as_deref());
+        return KernelChoice::parse(setup.kernel.as_deref(), setup.config.as_deref());
     };
     let config = PathBuf::from(format!("{kernel}.config"));
     let config = config.is_file().then_some(config.as_path());
@@ -142,15 +168,15 @@ fn choose_kernel(boot: &Boot, args: &Measure) -> Result<KernelChoice> {
 ///
 /// # Errors
 /// With `--in host`, if a candidate asks for a kernel or settings.
-fn settle_kernels(candidates: &mut [Candidate], args: &Measure) -> Result<()> {
+fn settle_kernels(candidates: &mut [Candidate], setup: &Setup) -> Result<()> {
     let newest = SERIES.last().copied();
-    let default = args.kernel.as_deref().or(newest);
+    let default = setup.kernel.as_deref().or(newest);
     for candidate in candidates {
         if candidate.boot.kernel.as_deref() == default {
             candidate.boot.kernel = None;
         }
         ensure!(
-            args.place != Where::Host || !candidate.needs_guest(),
+            setup.place != Where::Host || !candidate.needs_guest(),
             "{} asks for a kernel or settings of its own, which would change this host: measure in \
              a guest, with --in vm or --in vtime",
             candidate.name
@@ -181,8 +207,8 @@ fn rounds(args: &Measure) -> usize {
 }
 
 /// The guest's machine, from the command line, the suites or the default; None on the host.
-fn choose_machine(args: &Measure, suites: &[Definition]) -> Result<Option<Machine>> {
-    let name = match (&args.machine, args.place) {
+fn choose_machine(setup: &Setup, suites: &[Definition]) -> Result<Option<Machine>> {
+    let name = match (&setup.machine, setup.place) {
         (Some(machine), Where::Host) => {
             bail!("--machine {machine} is for guests; with --in host the machine is this host")
         }
@@ -199,7 +225,7 @@ fn choose_machine(args: &Measure, suites: &[Definition]) -> Result<Option<Machin
     };
     let machine = Machine::find(&name)?;
     ensure!(
-        args.place != Where::Vtime || machine.virtual_time.is_some(),
+        setup.place != Where::Vtime || machine.virtual_time.is_some(),
         "the machine {name} is not in virtual time; `magpie lab machines` shows which are"
     );
     Ok(Some(machine))
@@ -207,11 +233,11 @@ fn choose_machine(args: &Measure, suites: &[Definition]) -> Result<Option<Machin
 
 /// The workloads and cases of the suites and of `--workload`, each case once.
 fn choose_work(
-    args: &Measure,
+    setup: &Setup,
     suites: &[Definition],
     cpus: u32,
 ) -> Result<Vec<(Workload, Vec<Case>)>> {
-    let extra = match &args.workloads {
+    let extra = match &setup.workloads {
         Some(path) => Some(
             std::fs::read_to_string(path)
                 .with_context(|| format!("read the workloads of {}", path.display()))?,
@@ -219,15 +245,15 @@ fn choose_work(
         None => None,
     };
     let known = workload::load(extra.as_deref())?;
-    let chosen = parse_parameters(args)?;
+    let chosen = parse_parameters(setup)?;
     let mut wanted: Vec<(&str, Parameters)> = Vec::new();
     for suite in suites {
-        for run in suite.runs(args.place) {
-            wanted.push((&run.workload, run.parameters(args.place)));
+        for run in suite.runs(setup.place) {
+            wanted.push((&run.workload, run.parameters(setup.place)));
         }
     }
-    for (index, name) in args.workload.iter().enumerate() {
-        if args.workload[..index].contains(name) {
+    for (index, name) in setup.workload.iter().enumerate() {
+        if setup.workload[..index].contains(name) {
             bail!("the workload `{name}` is named twice");
         }
         wanted.push((name, Parameters::new()));
@@ -271,13 +297,13 @@ fn choose_work(
 }
 
 /// Reads `--set`, `--groups` and `--loops` into lists of values.
-fn parse_parameters(args: &Measure) -> Result<Parameters> {
+fn parse_parameters(setup: &Setup) -> Result<Parameters> {
     let mut parameters = Parameters::new();
-    let short = [("groups", &args.groups), ("loops", &args.loops)];
+    let short = [("groups", &setup.groups), ("loops", &setup.loops)];
     let short = short
         .into_iter()
         .filter_map(|(name, list)| Some((name.to_string(), list.clone()?)));
-    let long: Vec<(String, String)> = args
+    let long: Vec<(String, String)> = setup
         .parameters
         .iter()
         .map(|text| {
@@ -365,7 +391,7 @@ mod tests {
 
     fn work(line: &str) -> Result<Vec<(Workload, Vec<Case>)>> {
         let args = measure(line);
-        choose_work(&args, &suite::find(&args.suite)?, 2)
+        choose_work(&args.setup, &suite::find(&args.suite)?, 2)
     }
 
     fn labels(work: &[(Workload, Vec<Case>)]) -> Vec<String> {
@@ -412,7 +438,7 @@ mod tests {
         let settled = |line: &str| {
             let args = measure(line);
             let mut candidates = candidate::parse_list(&args.sched).unwrap();
-            settle_kernels(&mut candidates, &args).map(|()| candidates)
+            settle_kernels(&mut candidates, &args.setup).map(|()| candidates)
         };
         let newest = SERIES.last().unwrap();
         let list = settled(&format!("--sched eevdf@{newest},eevdf@7.0")).unwrap();
@@ -428,7 +454,7 @@ mod tests {
     fn machines_are_for_guests_and_virtual_time_needs_one_that_has_it() {
         let machine = |line: &str| {
             let args = measure(line);
-            choose_machine(&args, &suite::find(&args.suite).unwrap())
+            choose_machine(&args.setup, &suite::find(&args.suite).unwrap())
         };
         assert_eq!(machine("").unwrap().unwrap().name, "tiny2");
         assert_eq!(machine("--in vtime").unwrap().unwrap().name, "vt16");

@@ -27,7 +27,7 @@ use crate::counters::{Counters, Reading, mean};
 use crate::place::Place;
 use crate::provenance::{UNTIL_SURE, Values};
 use crate::report::{BASELINE, Curve, Occupancy, Report, Row};
-use crate::sequential::Sequential;
+use crate::sequential::{Question, Sequential};
 use crate::setting::Boot;
 use crate::workload::{Case, Metric, Workload};
 use crate::{interrupt, occupancy, shard};
@@ -40,9 +40,9 @@ pub struct Suite {
     pub work: Vec<(Workload, Vec<Case>)>,
     /// Rounds that count; one more is run before them and dropped.
     pub rounds: usize,
-    /// Runs a case under a candidate only until all its rows are decided: until the difference from
-    /// the baseline is real, or known to be smaller than this share. `rounds` is then the limit.
-    pub until_sure: Option<f64>,
+    /// Runs a case under a candidate only until this is answered for all its rows, by comparison
+    /// with the baseline. `rounds` is then the limit.
+    pub until_sure: Option<Question>,
 }
 
 /// How far a run is.
@@ -143,8 +143,8 @@ impl Suite {
                 );
                 self.fill(report, &cells);
                 let is_last = index == self.last_index(round);
-                if is_last && let Some(margin) = self.until_sure {
-                    decide(&mut cells, margin);
+                if is_last && let Some(question) = self.until_sure {
+                    decide(&mut cells, question);
                 }
                 let is_decided = cells.iter().flatten().all(|cell| cell.is_decided);
                 report.complete = turn.is_ok() && is_last && (round == self.rounds || is_decided);
@@ -333,13 +333,13 @@ impl Suite {
 
 /// Decides which cells run no more, after a round. The baseline's cells are the first; they run as
 /// long as another candidate needs them.
-fn decide(cells: &mut [Vec<Cell>], margin: f64) {
+fn decide(cells: &mut [Vec<Cell>], question: Question) {
     let [baseline, others @ ..] = cells else {
         return;
     };
     for (column, base) in baseline.iter_mut().enumerate() {
         for candidate in others.iter_mut() {
-            candidate[column].decide(base, margin);
+            candidate[column].decide(base, question);
         }
         base.is_decided = others.iter().all(|candidate| candidate[column].is_decided);
     }
@@ -352,13 +352,13 @@ impl Cell {
     }
 
     /// Looks at the samples of all metrics. Where a side failed, there is nothing to decide.
-    fn decide(&mut self, base: &Cell, margin: f64) {
+    fn decide(&mut self, base: &Cell, question: Question) {
         if self.failed.is_some() || base.failed.is_some() {
             self.is_decided = true;
             return;
         }
         self.tests
-            .resize_with(self.samples.len(), || Sequential::new(margin));
+            .resize_with(self.samples.len(), || Sequential::new(question));
         let samples = base.samples.iter().zip(&self.samples);
         for (test, (base, own)) in self.tests.iter_mut().zip(samples) {
             test.look(base, own);
@@ -401,9 +401,10 @@ fn measure(
     let mut before = read_kernel(place);
     before.add_scheduler(&own);
     let limit = Duration::from_secs(workload.timeout_s);
+    let argv = case.argv_of(&candidate.name);
     let mut ran = match is_watched {
-        true => place.run(&occupancy::watched(&case.argv), limit)?,
-        false => place.run(&case.argv, limit)?,
+        true => place.run(&occupancy::watched(&argv), limit)?,
+        false => place.run(&argv, limit)?,
     };
     let occupancy = occupancy::take(&mut ran.output);
     let mut after = read_kernel(place);
@@ -411,7 +412,7 @@ fn measure(
     if ran.code != 0 {
         return Err(anyhow!(
             "{} ended with code {}:\n{}",
-            case.argv.join(" "),
+            argv.join(" "),
             ran.code,
             ran.output.trim_end()
         ));
@@ -469,7 +470,7 @@ pub fn options(suite: &Suite) -> Values {
         ("commands".into(), commands.into()),
         ("magpie".into(), env!("CARGO_PKG_VERSION").into()),
     ]);
-    if let Some(margin) = suite.until_sure {
+    if let Some(margin) = suite.until_sure.and_then(|question| question.margin) {
         options.insert(UNTIL_SURE.into(), margin.into());
     }
     options

@@ -184,7 +184,7 @@ impl Place for Scripted {
 fn until_sure_ends_each_row_when_it_is_decided() {
     let mut suite = suite("true", &["eevdf", "slower", "same", "noisy"]);
     suite.rounds = 9;
-    suite.until_sure = Some(0.03);
+    suite.until_sure = Some(0.03.into());
     for candidate in &mut suite.candidates[1..] {
         candidate.argv = vec![candidate.name.clone()];
     }

@@ -47,6 +47,40 @@ enum Greater {
     Either,
 }
 
+/// What a row is asked, and how sure the answer must be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Question {
+    /// The share up to which a difference is small, which decides a row too; None if a small
+    /// difference decides nothing.
+    pub margin: Option<f64>,
+    /// The first side's samples are multiplied by this before the sides are compared.
+    pub factor: f64,
+    /// The probability with which the sides may be called different though they are not.
+    pub significance: f64,
+}
+
+/// Do the sides differ, or by less than this share?
+impl From<f64> for Question {
+    fn from(margin: f64) -> Self {
+        Self {
+            margin: Some(margin),
+            factor: 1.0,
+            significance: SIGNIFICANCE,
+        }
+    }
+}
+
+impl Question {
+    /// On which side of the first side's samples times `factor` are the second side's?
+    pub fn side_of(factor: f64, significance: f64) -> Self {
+        Self {
+            margin: None,
+            factor,
+            significance,
+        }
+    }
+}
+
 /// The verdict of a row after some rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
@@ -61,8 +95,7 @@ pub struct Decision {
 /// The test of one row, round by round.
 #[derive(Clone, Debug)]
 pub struct Sequential {
-    /// The share up to which a difference is small.
-    margin: f64,
+    question: Question,
     /// Rounds looked at.
     rounds: usize,
     /// The greatest evidence of a difference so far.
@@ -75,10 +108,10 @@ pub struct Sequential {
 }
 
 impl Sequential {
-    /// A test without a sample. `margin` is the share up to which a difference is small.
-    pub fn new(margin: f64) -> Self {
+    /// A test without a sample.
+    pub fn new(question: Question) -> Self {
         Self {
-            margin,
+            question,
             rounds: 0,
             most: 1.0,
             is_not_less: false,
@@ -110,16 +143,23 @@ impl Sequential {
 
     /// Updates what is known: the difference first, then whether it is small.
     fn judge(&mut self, base: &[f64], other: &[f64]) {
-        self.most = self.most.max(evidence(base, other, Greater::Either));
-        if 1.0 / self.most < SIGNIFICANCE {
+        let Question {
+            margin,
+            factor,
+            significance,
+        } = self.question;
+        let scaled: Vec<f64> = base.iter().map(|sample| sample * factor).collect();
+        self.most = self.most.max(evidence(&scaled, other, Greater::Either));
+        if 1.0 / self.most < significance {
             self.verdict = Verdict::Different;
             return;
         }
+        let Some(margin) = margin else { return };
         let is_sure = |factor: f64, greater| {
             let scaled: Vec<f64> = other.iter().map(|sample| sample * factor).collect();
             1.0 / evidence(base, &scaled, greater) < SIGNIFICANCE
         };
-        let factor = 1.0 + self.margin;
+        let factor = 1.0 + margin;
         self.is_not_less = self.is_not_less || is_sure(factor, Greater::Second);
         self.is_not_greater = self.is_not_greater || is_sure(1.0 / factor, Greater::First);
         if self.is_not_less && self.is_not_greater {
@@ -129,8 +169,8 @@ impl Sequential {
 }
 
 /// Judges all samples of a row as [`Sequential::look`] did round by round.
-pub fn decide(base: &[f64], other: &[f64], margin: f64) -> Decision {
-    let mut test = Sequential::new(margin);
+pub fn decide(base: &[f64], other: &[f64], question: impl Into<Question>) -> Decision {
+    let mut test = Sequential::new(question.into());
     for rounds in 1..=base.len().min(other.len()) {
         test.look(&base[..rounds], &other[..rounds]);
     }
@@ -268,6 +308,25 @@ mod tests {
     }
 
     #[test]
+    fn a_factor_moves_the_bar_and_a_small_significance_takes_more_rounds() {
+        let low: Vec<f64> = (0..9).map(|i| 100.0 + f64::from(i)).collect();
+        let high: Vec<f64> = low.iter().map(|s| s * 1.5).collect();
+        let question = Question::side_of(1.2, SIGNIFICANCE);
+        for other in [&low, &high] {
+            let decision = decide(&low, other, question);
+            assert_eq!(
+                (decision.verdict, decision.round),
+                (Verdict::Different, Some(5))
+            );
+        }
+        let stricter = Question::side_of(1.2, SIGNIFICANCE / 5.0);
+        assert!(decide(&low, &high, stricter).round > Some(5));
+        // Equal sides are never decided without a margin.
+        let equal = Question::side_of(1.0, SIGNIFICANCE);
+        assert_eq!(decide(&low, &low, equal).verdict, Verdict::Undecided);
+    }
+
+    #[test]
     fn equal_samples_are_the_same_and_nothing_is_undecided() {
         let decision = decide(&[5.0; 9], &[5.0; 9], 0.03);
         assert_eq!((decision.verdict, decision.round), (Verdict::Same, Some(4)));
@@ -279,7 +338,7 @@ mod tests {
     #[test]
     fn samples_after_the_decision_change_nothing() {
         let (mut x, mut y) = (vec![1.0; 5], vec![2.0; 5]);
-        let mut test = Sequential::new(0.03);
+        let mut test = Sequential::new(0.03.into());
         for rounds in 1..=5 {
             test.look(&x[..rounds], &y[..rounds]);
         }

@@ -188,7 +188,11 @@ impl Workload {
             let filled = values.iter().fold(text.to_string(), |text, (name, value)| {
                 text.replace(&place(name), value)
             });
-            if filled.replace(FOLDER, "").contains('{') {
+            if filled
+                .replace(FOLDER, "")
+                .replace(CANDIDATE, "")
+                .contains('{')
+            {
                 bail!("`{filled}` has a parameter without a value");
             }
             Ok(filled)
@@ -206,6 +210,10 @@ impl Workload {
             }
         };
         let prepare = self.prepare.as_deref().unwrap_or_default();
+        ensure!(
+            !prepare.contains(CANDIDATE),
+            "`{prepare}` has {CANDIDATE}, but the input is made once for all candidates"
+        );
         Ok(Case {
             label,
             argv,
@@ -217,7 +225,18 @@ impl Workload {
 /// Stands in commands for a folder that the workload may write to.
 pub const FOLDER: &str = "{folder}";
 
+/// Stands in a command for the name of the candidate whose turn it is.
+pub const CANDIDATE: &str = "{candidate}";
+
 impl Case {
+    /// The command under a candidate.
+    pub fn argv_of(&self, candidate: &str) -> Vec<String> {
+        let words = self.argv.iter();
+        words
+            .map(|word| word.replace(CANDIDATE, candidate))
+            .collect()
+    }
+
     /// Replaces [`FOLDER`] in the commands by a real folder.
     pub fn set_folder(&mut self, folder: &str) {
         for word in self.argv.iter_mut().chain(&mut self.prepare) {

@@ -19,7 +19,7 @@
 //!
 //! ```text
 //!   progress, text, files, machine
-//!   apt, image
+//!   apt, git, image
 //!   kernel: built; kernel, packages
 //!   kernel: build
 //!   options
@@ -37,6 +37,7 @@ mod boot;
 pub mod cli;
 mod emulator;
 pub mod files;
+pub mod git;
 pub mod guest;
 mod image;
 pub mod kernel;

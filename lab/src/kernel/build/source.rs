@@ -18,6 +18,7 @@ use sha2::{Digest, Sha256};
 use walkdir::WalkDir;
 
 use crate::apt::Apt;
+use crate::git::git;
 use crate::kernel::built;
 use crate::progress::Progress;
 use crate::text;
@@ -294,33 +295,6 @@ fn check_out(tree: &Path, commit: &str, folder: &Path, progress: &Progress) -> R
     git(tree, &words, Some(&index))
         .with_context(|| format!("cannot check out {short} into {}", to.display()))?;
     Ok(ours(to, format!("{} at {short}", tree.display())))
-}
-
-/// Runs git in a tree, with an index of its own if one is given.
-fn git(tree: &Path, words: &[&str], index: Option<&Path>) -> Result<String> {
-    let mut command = Command::new("git");
-    for variable in ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"] {
-        command.env_remove(variable);
-    }
-    if let Some(index) = index {
-        // With a work tree elsewhere, git no longer looks for the repository from the folder.
-        let found = git(tree, &["rev-parse", "--absolute-git-dir"], None)?;
-        command.env("GIT_DIR", found.trim());
-        command.env("GIT_INDEX_FILE", index);
-    }
-    let output = command
-        .current_dir(tree)
-        .args(words)
-        .output()
-        .context("cannot run git; install it with `apt-get install git`")?;
-    ensure!(
-        output.status.success(),
-        "git {} failed in {}: {}",
-        words.join(" "),
-        tree.display(),
-        text::last_lines(&String::from_utf8_lossy(&output.stderr), 4)
-    );
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 #[cfg(test)]

@@ -93,12 +93,15 @@ fn has_header(name: &str) -> bool {
     found.is_ok_and(|status| status.success())
 }
 
-/// Returns the host's pahole if it is new enough, else that of [`PAHOLE_SUITE`], which the first
-/// call unpacks beside its own libraries.
+/// Returns `MAGPIE_PAHOLE`, or the host's pahole if it is new enough, or that of [`PAHOLE_SUITE`],
+/// which the first call unpacks beside its own libraries.
 ///
 /// # Errors
 /// If there is none and it cannot be downloaded.
 pub fn pahole(progress: &Progress) -> Result<PathBuf> {
+    if let Some(program) = std::env::var_os("MAGPIE_PAHOLE") {
+        return Ok(program.into());
+    }
     if let Ok(installed) = which::which("pahole")
         && is_new(&installed)
     {
@@ -114,7 +117,8 @@ pub fn pahole(progress: &Progress) -> Result<PathBuf> {
     unpack_pahole(&root, progress).with_context(|| {
         format!(
             "this host's pahole is missing or older than {major}.{minor}, and the one of Debian's \
-             {PAHOLE_SUITE} cannot be had instead; install a newer pahole (package dwarves)"
+             {PAHOLE_SUITE} cannot be had instead; install a newer pahole (package \
+             dwarves), or name one in MAGPIE_PAHOLE"
         )
     })?;
     Ok(program)
