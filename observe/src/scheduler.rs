@@ -40,8 +40,12 @@ pub struct Preferred {
     pub preferred: String,
     /// Online CPUs, as a list.
     pub online: String,
-    /// `auto`, `set` or `off`.
+    /// `auto`, `kernel`, `set` or `off`.
     pub mode: String,
+    /// Why these CPUs, as a sentence.
+    pub why: String,
+    /// The kernel's own preferred CPUs, as a list, where they decide.
+    pub kernel_mask: String,
     /// `step` or `direct`.
     pub governor: String,
     /// How steal time is known: `kernel`, `estimate` or `none`.

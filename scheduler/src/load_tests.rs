@@ -5,6 +5,7 @@ use clap::{CommandFactory, Parser};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 
 use super::*;
+use crate::kernel_mask::Core;
 use crate::options::Options;
 use crate::preferred::{Knobs, governor_name, mode_name};
 
@@ -89,6 +90,35 @@ fn a_change_is_written_whole_or_not_at_all() {
 }
 
 #[test]
+fn the_kernels_mask_decides_where_the_user_does_not() {
+    let mut object = MaybeUninit::uninit();
+    let mut skel = BpfSkelBuilder::default().open(&mut object).unwrap();
+    let mut to = skel.maps.data_data.as_mut().unwrap().preferred_settings;
+    let mut requested = [0; topology::MAX_CPUS / 64];
+    assert!(preferred_bpf::is_auto(&to));
+    let two = "1-2".parse().unwrap();
+    for (cpus, is_change, mode) in [
+        (None, false, "auto"),
+        (Some(&two), true, "kernel"),
+        (Some(&two), false, "kernel"),
+        (None, true, "auto"),
+    ] {
+        let changed = preferred_bpf::follow_kernel(cpus, &mut to, &mut requested);
+        assert_eq!((changed, mode_name(to.mode)), (is_change, mode));
+        assert!(preferred_bpf::is_auto(&to));
+    }
+    assert_eq!(requested[0], 6);
+
+    let change = Change {
+        set: Some("off".parse().unwrap()),
+        ..Change::default()
+    };
+    let online = "0-7".parse().unwrap();
+    preferred_bpf::write(&change, &online, &mut to, &mut requested).unwrap();
+    assert!(!preferred_bpf::is_auto(&to));
+}
+
+#[test]
 fn without_options_the_bpf_side_keeps_its_defaults() {
     with_constants(|rodata| {
         let slice_ns = rodata.slice_ns;
@@ -159,6 +189,11 @@ fn the_topology_arrives_and_the_rest_has_no_place() {
         assert_eq!(rodata.cpu_topology[2].place, 8);
         assert_eq!(rodata.llc_topology[1].node_llcs, 2);
         assert_eq!(rodata.cpu_at_place[..3], [0, 1, topology::NO_PLACE]);
+        let core = |cpu| Core {
+            node: 0,
+            cpus: [cpu].into_iter().collect(),
+        };
+        assert_eq!(preferred_bpf::cores(rodata), [core(0), core(1), core(2)]);
         assert!(
             rodata.cpu_at_place[9..]
                 .iter()

@@ -22,6 +22,7 @@
 //! | `stats.rs` | all of these over scx_stats, server and client |
 //! | `preferred.rs` | preferred CPUs: options, requests, status |
 //! | `preferred_bpf.rs` | their settings and status in the kernel |
+//! | `kernel_mask.rs` | the kernel's own preferred CPUs, which decide where there are any |
 //! | `host_state.rs` | what follows the preferred CPUs, and how it was before |
 //! | `interrupts.rs`, `irqbalance.rs` | device interrupts, without and with the daemon |
 //! | `cpu_set.rs` | sets of CPUs in the kernel's notations |
@@ -41,6 +42,7 @@ mod flags;
 mod host_state;
 mod interrupts;
 mod irqbalance;
+mod kernel_mask;
 mod libbpf_log;
 mod load;
 mod mechanisms;

@@ -94,7 +94,8 @@ pub struct Settings {
     ///
     /// A virtual machine whose host is short of CPUs runs faster on fewer of its own. Tasks use the
     /// preferred CPUs wherever their affinity, which is never changed, allows; device interrupts
-    /// and unbound workqueues follow. auto: as many as the host gives; on a real machine nothing is
+    /// and unbound workqueues follow. auto: as many as the host gives, or, where the kernel's
+    /// steal_governor is loaded (Linux 7.4), the CPUs that it prefers; on a real machine nothing is
     /// loaded. off: all CPUs, until `scx_magpie preferred --set` changes that. The kernel places
     /// real-time tasks, which do not follow.
     #[arg(long, value_name = "auto|off|CPUS", default_value = "auto")]

@@ -14,8 +14,9 @@ use scx_stats_derive::{Stats, stat_doc};
 use serde::{Deserialize, Serialize};
 
 use crate::bpf_intf::{
-    preferred_mode_PREFERRED_AUTO as MODE_AUTO, preferred_mode_PREFERRED_OFF as MODE_OFF,
-    preferred_mode_PREFERRED_SET as MODE_SET, steal_source_STEAL_SOURCE_AUTO as SOURCE_AUTO,
+    preferred_mode_PREFERRED_AUTO as MODE_AUTO, preferred_mode_PREFERRED_KERNEL as MODE_KERNEL,
+    preferred_mode_PREFERRED_OFF as MODE_OFF, preferred_mode_PREFERRED_SET as MODE_SET,
+    steal_source_STEAL_SOURCE_AUTO as SOURCE_AUTO,
     steal_source_STEAL_SOURCE_ESTIMATE as SOURCE_ESTIMATE,
     steal_source_STEAL_SOURCE_KERNEL as SOURCE_KERNEL,
 };
@@ -24,7 +25,7 @@ use crate::cpu_set::CpuSet;
 /// A choice of preferred CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Preferred {
-    /// As many CPUs as the governor says.
+    /// As many CPUs as the governor says, or the kernel's own preferred CPUs.
     Auto,
     /// All CPUs.
     Off,
@@ -121,7 +122,7 @@ pub struct Knobs {
     /// Decide the number of cores this often, in milliseconds [default: 1000]
     ///
     /// It is decided sooner, down to an eighth of that time, when the host takes ten times as much
-    /// as --high allows.
+    /// as --high allows. Where the kernel's steal_governor decides, its choice is read this often.
     #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(10..=60_000))]
     pub period: Option<u64>,
 
@@ -228,8 +229,14 @@ pub struct PreferredStatus {
     pub preferred: String,
     #[stat(desc = "Online CPUs, as a list")]
     pub online: String,
-    #[stat(desc = "auto, set (by the user) or off")]
+    #[stat(
+        desc = "Who decides: auto (the governor), kernel (its steal_governor), set (the user), off"
+    )]
     pub mode: String,
+    #[stat(desc = "Why these CPUs, as a sentence")]
+    pub why: String,
+    #[stat(desc = "The kernel's own preferred CPUs, as a list, where they decide; else empty")]
+    pub kernel_mask: String,
     #[stat(desc = "step or direct")]
     pub governor: String,
     #[stat(desc = "How steal time is known: kernel, estimate, or none yet")]
@@ -262,15 +269,10 @@ impl PreferredStatus {
     /// # Errors
     /// When the output cannot be written.
     pub fn tell<W: Write>(&self, output: &mut W) -> io::Result<()> {
-        let why = match self.mode.as_str() {
-            "off" => "all, because it is switched off".to_string(),
-            "set" => "as set by the user".to_string(),
-            _ => format!("as the {} governor says", self.governor),
-        };
         writeln!(
             output,
-            "preferred CPUs  {} of {}, {why}",
-            self.preferred, self.online
+            "preferred CPUs  {} of {}, {}",
+            self.preferred, self.online, self.why
         )?;
         writeln!(output, "steal time      {}", self.steal_sentence())?;
         writeln!(
@@ -278,10 +280,11 @@ impl PreferredStatus {
             "cores           {:.2} busy, of which the host gave {:.2}",
             self.wanted_cores, self.given_cores
         )?;
-        let direction = match self.direction {
-            -1 => "fewer",
-            1 => "more",
-            _ => "as many as before",
+        let direction = match (self.mode.as_str(), self.direction) {
+            ("auto", -1) => "fewer",
+            ("auto", 1) => "more",
+            ("auto", _) => "as many as before",
+            _ => "the governor rests",
         };
         writeln!(
             output,
@@ -319,6 +322,7 @@ pub fn mode_name(mode: u32) -> &'static str {
     match mode {
         MODE_AUTO => "auto",
         MODE_SET => "set",
+        MODE_KERNEL => "kernel",
         _ => "off",
     }
 }

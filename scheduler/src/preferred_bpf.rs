@@ -12,10 +12,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use libbpf_rs::{ProgramInput, ProgramMut};
 
+use crate::bpf_intf::{
+    preferred_mode_PREFERRED_AUTO as MODE_AUTO, preferred_mode_PREFERRED_KERNEL as MODE_KERNEL,
+};
 use crate::bpf_skel::types;
 use crate::cpu_set::CpuSet;
+use crate::kernel_mask::{Core, KernelMask};
 use crate::preferred::{Change, Preferred, PreferredStatus, governor_name, mode_name, source_name};
 use crate::readings::read;
+use crate::topology::NO_PLACE;
 
 /// How long to wait for the kernel's timer, which can be late on an overcommitted host.
 const APPLY_TIMEOUT: Duration = Duration::from_millis(500);
@@ -66,6 +71,45 @@ pub fn write(
     Ok(())
 }
 
+/// Returns the cores of this machine, in the order in which the governor prefers them.
+pub fn cores(rodata: &types::rodata) -> Vec<Core> {
+    let ranked = &rodata.core_at_rank[..rodata.nr_cores as usize];
+    let core = |first: &u16| {
+        let first = usize::from(*first);
+        let topology = &rodata.cpu_topology[usize::from(rodata.cpu_at_place[first])];
+        let places = &rodata.cpu_at_place[first..first + usize::from(topology.core_size)];
+        let cpus = places.iter().filter(|cpu| **cpu != NO_PLACE);
+        Core {
+            node: topology.node,
+            cpus: cpus.map(|cpu| usize::from(*cpu)).collect(),
+        }
+    };
+    ranked.iter().map(core).collect()
+}
+
+/// Returns whether the user leaves the choice to the governor or to the kernel's own mask.
+pub fn is_auto(settings: &types::preferred_settings) -> bool {
+    matches!(settings.mode, MODE_AUTO | MODE_KERNEL)
+}
+
+/// Prefers these CPUs because the kernel's mask says so; without any lets the governor decide.
+/// Returns whether that is a change.
+pub fn follow_kernel(
+    cpus: Option<&CpuSet>,
+    settings: &mut types::preferred_settings,
+    requested: &mut [u64],
+) -> bool {
+    let before = (settings.mode, requested.to_vec());
+    settings.mode = match cpus {
+        Some(cpus) => {
+            requested.copy_from_slice(&cpus.to_words());
+            MODE_KERNEL
+        }
+        None => MODE_AUTO,
+    };
+    before != (settings.mode, requested.to_vec())
+}
+
 /// Makes the BPF side act on its settings now. Its timer does so a moment later; this waits until
 /// then, so that a status read next is true.
 ///
@@ -102,13 +146,30 @@ pub fn preferred_cpus(bss: &types::bss, online: &CpuSet) -> CpuSet {
 }
 
 /// Returns the preferred CPUs and why these, without [`PreferredStatus::moved_away`].
-pub fn status(bss: &types::bss, data: &types::data, online: &CpuSet) -> PreferredStatus {
+pub fn status(
+    bss: &types::bss,
+    data: &types::data,
+    online: &CpuSet,
+    kernel: &KernelMask,
+) -> PreferredStatus {
     let (status, settings) = (read(&bss.preferred_status), read(&data.preferred_settings));
+    let (mode, governor) = (mode_name(settings.mode), governor_name(settings.governor));
+    let why = match mode {
+        "auto" => format!("as the {governor} governor says{}", kernel.why_not()),
+        "kernel" => kernel.why(),
+        "set" => "as set by the user".into(),
+        _ => "all, because it is switched off".into(),
+    };
     PreferredStatus {
         preferred: preferred_cpus(bss, online).to_string(),
         online: online.to_string(),
-        mode: mode_name(settings.mode).into(),
-        governor: governor_name(settings.governor),
+        mode: mode.into(),
+        why,
+        kernel_mask: match mode {
+            "kernel" => kernel.list(),
+            _ => String::new(),
+        },
+        governor,
         source: source_name(status.source).into(),
         kernel_counts: u64::from(status.kernel_steal_ns != 0),
         steal_percent: f64::from(status.steal) / 100.0,

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use libbpf_rs::Link;
@@ -21,6 +21,7 @@ use crate::bpf_skel::{BpfSkel, types};
 use crate::check;
 use crate::cpu_set::CpuSet;
 use crate::host_state::HostState;
+use crate::kernel_mask::KernelMask;
 use crate::preferred::{Change, PreferredStatus};
 use crate::preferred_bpf;
 use crate::readings;
@@ -33,6 +34,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// behind, and wait.
 const STATS_SOCKET: &str = "/var/run/scx/root/stats";
 
+const NO_CONSTANTS: &str = "the BPF object has no constants";
 const NO_VARIABLES: &str = "the BPF object has no variables";
 
 /// The system's scheduler. Dropping it brings back the kernel's own scheduler, and puts interrupts
@@ -42,6 +44,9 @@ pub struct Scheduler<'a> {
     link: Link,
     stats: StatsServer<Request, Answer>,
     host: HostState,
+    kernel: KernelMask,
+    /// When the kernel's mask is read next.
+    kernel_due: Instant,
     /// The preferred CPUs and the online CPUs that the host's interrupts follow now.
     followed: Option<(CpuSet, CpuSet)>,
 }
@@ -53,6 +58,8 @@ impl<'a> Scheduler<'a> {
     /// When the kernel refuses, with the reason it gave; when the statistics socket cannot be made.
     pub fn attach(mut skel: BpfSkel<'a>) -> Result<Self> {
         let host = HostState::new(Path::new("/"))?;
+        let rodata = skel.maps.rodata_data.as_ref().context(NO_CONSTANTS)?;
+        let kernel = KernelMask::new(preferred_bpf::cores(rodata));
         // The server starts before the kernel shows the scheduler, so that a client that waits for
         // the scheduler can ask it at once.
         let stats = StatsServer::new(stats::server_data())
@@ -76,10 +83,13 @@ impl<'a> Scheduler<'a> {
             link,
             stats,
             host,
+            kernel,
+            kernel_due: Instant::now(),
             followed: None,
         };
         if scheduler.has_preferred() {
-            // CPUs that the user set are preferred from the start.
+            // CPUs that the user or the kernel chose are preferred from the start.
+            scheduler.read_kernel_mask()?;
             scheduler.apply_settings()?;
         }
         Ok(scheduler)
@@ -103,7 +113,10 @@ impl<'a> Scheduler<'a> {
                 Err(error) => return Err(error).context("waiting for requests"),
             }
             if self.has_preferred() {
-                self.follow()?;
+                match self.read_kernel_mask()? {
+                    true => self.apply_settings()?,
+                    false => self.follow()?,
+                }
             }
         }
 
@@ -160,13 +173,45 @@ impl<'a> Scheduler<'a> {
             let settings = &mut data.preferred_settings;
             preferred_bpf::write(change, &online, settings, &mut bss.requested_bits)
                 .map_err(|reason| anyhow!(reason))?;
+            self.kernel_due = Instant::now();
+            self.read_kernel_mask()?;
             self.apply_settings()?;
         }
         let data = self.skel.maps.data_data.as_ref().context(NO_VARIABLES)?;
         Ok(PreferredStatus {
             moved_away: readings::metrics(self.bss()?).backoff,
-            ..preferred_bpf::status(self.bss()?, data, &online)
+            ..preferred_bpf::status(self.bss()?, data, &online, &self.kernel)
         })
+    }
+
+    /// Once a period, lets the kernel's mask decide if there is one, and otherwise the governor.
+    /// Returns whether that changes the settings. Leaves alone what the user has chosen.
+    fn read_kernel_mask(&mut self) -> Result<bool> {
+        let maps = &mut self.skel.maps;
+        let settings = &mut maps
+            .data_data
+            .as_mut()
+            .context(NO_VARIABLES)?
+            .preferred_settings;
+        let requested = &mut maps.bss_data.as_mut().context(NO_VARIABLES)?.requested_bits;
+        if Instant::now() < self.kernel_due || !preferred_bpf::is_auto(settings) {
+            return Ok(false);
+        }
+        let Ok(online) = preferred_bpf::online_cpus() else {
+            return Ok(false);
+        };
+        self.kernel_due = Instant::now() + Duration::from_nanos(settings.period_ns);
+        let before = settings.mode;
+        let cpus = self.kernel.read(&online);
+        let is_changed = preferred_bpf::follow_kernel(cpus, settings, requested);
+        match (settings.mode == before, cpus) {
+            (true, _) => {}
+            (false, Some(_)) => info!(
+                "the kernel's steal_governor decides which CPUs are preferred; the own governor rests"
+            ),
+            (false, None) => info!("the own governor decides which CPUs are preferred"),
+        }
+        Ok(is_changed)
     }
 
     /// Makes the BPF side act on changed settings, and the host follow.

@@ -262,9 +262,9 @@ fn governor(status: &Preferred) -> Vec<Family> {
     vec![
         choice(
             "preferred_mode",
-            "Which CPUs are preferred: the mode that holds is 1",
+            "Who decides which CPUs are preferred: the mode that holds is 1",
             "mode",
-            &["auto", "set", "off"],
+            &["auto", "kernel", "set", "off"],
             &status.mode,
         ),
         choice(

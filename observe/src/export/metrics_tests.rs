@@ -67,7 +67,7 @@ fn each_answer_has_its_metrics() {
     let preferred = Preferred {
         preferred: "0-2".into(),
         online: "0-3".into(),
-        mode: "auto".into(),
+        mode: "kernel".into(),
         source: "estimate".into(),
         steal_percent: 12.5,
         high: 200,
@@ -113,6 +113,8 @@ fn each_answer_has_its_metrics() {
             "magpie_steal_time_source{source=\"estimate\"} 1",
             "magpie_steal_time_source{source=\"kernel\"} 0",
             "magpie_steal_time_ratio 0.125",
+            "magpie_preferred_mode{mode=\"kernel\"} 1",
+            "magpie_preferred_mode{mode=\"auto\"} 0",
             "magpie_governor_high_ratio 0.02",
             "magpie_cgroup_limit_cpus{cgroup=\"/limited\"} 0.5",
             "magpie_cgroup_throttled_total{cgroup=\"/limited\"} 7",

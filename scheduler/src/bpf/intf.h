@@ -89,8 +89,9 @@ enum magpie_event {
 /* Settings of preferred CPUs: user space may change them at any time. */
 enum preferred_mode {
 	PREFERRED_AUTO, /* the governor decides */
-	PREFERRED_SET, /* requested_bits */
+	PREFERRED_SET, /* requested_bits: the user decides */
 	PREFERRED_OFF, /* all CPUs */
+	PREFERRED_KERNEL, /* requested_bits: the kernel's steal_governor decides */
 };
 
 enum steal_source {
@@ -109,7 +110,7 @@ struct preferred_settings {
 
 /* State of preferred CPUs, for user space. Ratios in 1/100 of a percent, cores in 1/100. */
 struct preferred_status {
-	u32 cores; /* preferred now; 0 if the user chose the CPUs */
+	u32 cores; /* preferred now; 0 if user space gave the CPUs */
 	u32 total; /* online cores */
 	u32 withheld; /* online CPUs that are not preferred */
 	u32 steal; /* share of the counted time that the host took */

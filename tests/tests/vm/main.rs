@@ -13,6 +13,7 @@ mod lab_topology;
 mod observe;
 mod preferred_cpus;
 mod preferred_estimate;
+mod preferred_kernel;
 mod preferred_overcommit;
 mod scheduler_avg_idle;
 mod scheduler_balance;

@@ -13,10 +13,10 @@ use serde_json::Value;
 
 /// The CPUs of everything that follows the preferred ones, by file: interrupts, and the mask of
 /// unbound workqueues.
-type Following = BTreeMap<String, String>;
+pub type Following = BTreeMap<String, String>;
 
 /// Reads the affinity of every interrupt, and the CPUs of unbound workqueues.
-fn following(guest: &mut Guest) -> Result<Following> {
+pub fn following(guest: &mut Guest) -> Result<Following> {
     let script = "cd /; for file in proc/irq/*/smp_affinity_list \
                   sys/devices/virtual/workqueue/cpumask; do echo $file $(cat $file); done";
     let text = shell(guest, script)?;
@@ -90,7 +90,7 @@ fn must_have_kept(before: &BTreeMap<String, String>, now: &BTreeMap<String, Stri
 }
 
 /// Runs `scx_magpie preferred` with options, and returns what it printed.
-fn preferred(guest: &mut Guest, options: &str) -> Result<Value> {
+pub fn preferred(guest: &mut Guest, options: &str) -> Result<Value> {
     json(guest, &format!("scx_magpie preferred --json {options}"))
 }
 
@@ -106,13 +106,13 @@ fn start_hogs(guest: &mut Guest, file: &str, count: u32, prefix: &str) -> Result
 
 /// Starts hogs that may run everywhere, and one that may run on CPU 5 only. Call it after the
 /// scheduler was loaded: beside hogs, loading takes a minute.
-fn start_all_hogs(guest: &mut Guest, count: u32) -> Result<()> {
+pub fn start_all_hogs(guest: &mut Guest, count: u32) -> Result<()> {
     start_hogs(guest, "/tmp/hogs", count, "")?;
     start_hogs(guest, "/tmp/pinned", 1, "taskset -c 5")
 }
 
 /// Returns the CPUs on which hogs run, in that many looks, ten milliseconds apart.
-fn cpus_of(guest: &mut Guest, file: &str, looks: u32) -> Result<Vec<u32>> {
+pub fn cpus_of(guest: &mut Guest, file: &str, looks: u32) -> Result<Vec<u32>> {
     let script = format!(
         "for i in $(seq {looks}); do for hog in $(cat {file}); do \
          cut -d ' ' -f 39 /proc/$hog/stat; done; sleep 0.01; done | sort -nu"

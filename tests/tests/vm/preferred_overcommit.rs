@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 const ROUNDS: usize = 9;
 
 /// Confines all threads of the guest to two CPUs of the host.
-fn confine(guest: &mut Guest) -> Result<()> {
+pub fn confine(guest: &mut Guest) -> Result<()> {
     let own = sched_getaffinity(Pid::from_raw(0)).context("read the own affinity")?;
     let mut two = CpuSet::new();
     let usable = (0..CpuSet::count()).filter(|cpu| own.is_set(*cpu).unwrap_or(false));

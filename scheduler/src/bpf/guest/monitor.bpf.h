@@ -37,7 +37,8 @@ struct preferred_settings preferred_settings = {
 	.low = 100,
 };
 
-u64 requested_bits[MAX_CPUS / 64]; /* PREFERRED_SET: the user's choice */
+/* PREFERRED_SET: the user's choice; PREFERRED_KERNEL: the kernel's mask. */
+u64 requested_bits[MAX_CPUS / 64];
 
 struct monitor_timer {
 	struct bpf_timer timer;
@@ -74,6 +75,14 @@ static __always_inline bool is_core_online(u32 first, u32 size)
 	}
 
 	return online;
+}
+
+/* Return whether user space says which CPUs are preferred, so that no governor of ours does. */
+static __always_inline bool are_cpus_given(void)
+{
+	u32 mode = preferred_settings.mode;
+
+	return mode == PREFERRED_SET || mode == PREFERRED_KERNEL;
 }
 
 static __always_inline bool is_requested(u32 cpu)
@@ -121,7 +130,7 @@ struct preferred_sums {
 /* Set which CPUs of a core are preferred, if @cores are to be so, and count the results. */
 __noinline int apply_to_core(u32 rank, u32 cores)
 {
-	bool is_set = preferred_settings.mode == PREFERRED_SET;
+	bool is_given = are_cpus_given();
 	bool is_within = preferred_sums.used < cores;
 	u32 first = core_at_rank[rank & (MAX_CPUS - 1)];
 	u32 size = topology_of(place_to_cpu(first))->core_size;
@@ -135,7 +144,7 @@ __noinline int apply_to_core(u32 rank, u32 cores)
 			continue;
 
 		usable = is_usable(cpu);
-		preferred = usable && (is_set ? is_requested(cpu) : is_within);
+		preferred = usable && (is_given ? is_requested(cpu) : is_within);
 		set_preferred(cpu, preferred);
 		if (preferred)
 			preferred_sums.chosen++;
@@ -150,7 +159,7 @@ __noinline int apply_to_core(u32 rank, u32 cores)
 }
 
 /*
- * Make the first @cores online cores preferred, or the CPUs that the user chose. A wakeup at this
+ * Make the first @cores online cores preferred, or the CPUs that user space gave. A wakeup at this
  * moment sees a mask without the cores that change, at worst, and takes the task's previous CPU.
  */
 static __always_inline void apply_preferred(u32 cores)
@@ -164,8 +173,8 @@ static __always_inline void apply_preferred(u32 cores)
 	bpf_for(rank, 0, nr_cores)
 		apply_to_core(rank, cores);
 
-	preferred_status.cores = preferred_settings.mode == PREFERRED_SET ? 0 : cores;
-	/* If all CPUs that the user chose are offline, none would be preferred: then all are. */
+	preferred_status.cores = are_cpus_given() ? 0 : cores;
+	/* If all CPUs that user space gave are offline, none would be preferred: then all are. */
 	WRITE_ONCE(preferred_status.withheld, preferred_sums.chosen ? preferred_sums.withheld : 0);
 	WRITE_ONCE(preferred_status.applied, preferred_status.applied + 1);
 }
