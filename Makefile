@@ -42,6 +42,9 @@ test: setup ## run all tests
 results: build ## measure docs/results/ and make the tables of docs/results.md (ONLY="NAME...", FORCE=1)
 	@ONLY="$(ONLY)" FORCE="$(FORCE)" scripts/results.sh
 
+gate: build ## fail if scx_magpie got slower than in the last release (LIMIT=3%, MEASURED=1)
+	@GATE=1 ONLY="$(ONLY)" LIMIT="$(LIMIT)" MEASURED="$(MEASURED)" scripts/results.sh
+
 # install and uninstall both work on this list: target file, mode, source. The program itself writes
 # its man page and completions.
 INSTALLED := \
@@ -78,4 +81,4 @@ uninstall: ## remove what install installed, and nothing else
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test results install uninstall
+.PHONY: help setup build run test results gate install uninstall

@@ -8,6 +8,15 @@
 #   make results ONLY=hackbench-vt2     these, separated by spaces
 #   make results FORCE=1                all, or those of ONLY, even if already measured
 #
+# `make gate` runs it with GATE=1: the results of $gated are measured into target/gate/, for EEVDF
+# and scx_magpie only. Each is compared with the file of the last release, or with that of the tree
+# if the release has none, and the gate fails if a row is worse. In virtual time the host's load
+# does not matter, and the comparison is relative to each file's own EEVDF, so any machine can be
+# the gate.
+#
+#   GATE=1                              measure and compare; LIMIT=3% is the largest loss that passes
+#   GATE=1 MEASURED=1                   compare again what is in target/gate/
+#
 # A file names the commit that it was measured with. It is skipped if nothing that runs has changed
 # since that commit, so an interrupted `make results` continues where it was. A peer is measured too
 # where it is installed (`magpie bench peers install scx_cosmos scx_bpfland scx_lavd`).
@@ -16,6 +25,9 @@ cd "$(dirname "$0")/.." || exit 1
 export PATH="$HOME/.cargo/bin:$PATH"
 
 magpie=target/release/magpie
+# Throughput, wakeup latency alone and beside hogs, requests, fairness: meant to take a quarter of an
+# hour.
+gated="steal-vt8 latency-vt8 queue-vt2 services-vt8 balance-vt8"
 pages=(docs/results.md docs/mechanisms/*.md)
 folder=docs/results
 # A result depends on these files.
@@ -74,7 +86,7 @@ measure_all() {
 # without NAME MACHINE "SWITCH..." ARGUMENTS...: the result NAME, of a mechanism and of its switches.
 without() {
 	local name=$1 machine=$2 candidates=scx_magpie switch
-	for switch in $3; do candidates+=",scx_magpie $switch"; done
+	[ -n "${GATE-}" ] || for switch in $3; do candidates+=",scx_magpie $switch"; done
 	shift 3
 	result "$name-$machine" --in vtime --machine "$machine" --sched "$candidates" "$@" --rounds 4
 }
@@ -89,6 +101,11 @@ fail() {
 	failed+=("$1")
 }
 
+if [ -n "${GATE-}" ]; then
+	ONLY=${ONLY:-$gated}
+	schedulers=scx_magpie
+fi
+
 # Does ONLY name it? Without ONLY, everything but the slow ones is wanted.
 is_named() { [[ " ${ONLY-} " == *" $1 "* ]]; }
 
@@ -102,12 +119,55 @@ is_current() {
 
 slow() {
 	known+=("$1")
-	if is_named "$1"; then measure "$@"; fi
+	if is_named "$1"; then make_one "$@"; fi
 }
 
 result() {
 	known+=("$1")
-	if [ -z "${ONLY-}" ] || is_named "$1"; then measure "$@"; fi
+	if [ -z "${ONLY-}" ] || is_named "$1"; then make_one "$@"; fi
+}
+
+make_one() { if [ -n "${GATE-}" ]; then judge "$@"; else measure "$@"; fi; }
+
+# The commit whose result file the gate compares with: the last release, if it has the file.
+reference_for() {
+	local release
+	release=$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null)
+	if [ -n "$release" ] && git cat-file -e "$release:$1" 2>/dev/null; then
+		echo "$release"
+	else
+		echo HEAD
+	fi
+}
+
+# judge NAME ARGUMENTS...: runs `magpie bench ARGUMENTS`, and compares with the result NAME.
+judge() {
+	local name=$1 file=$folder/$1.json.gz new=target/gate/$1.json.gz
+	local old=target/gate/$1.before.json.gz reference status
+	shift
+	reference=$(reference_for "$file")
+	mkdir -p target/gate
+	if ! git show "$reference:$file" >"$old"; then
+		fail "$name" "there is nothing to compare $name with: measure it with 'make results ONLY=$name', and commit it"
+		return
+	fi
+	if [ -z "${MEASURED-}" ]; then
+		echo "gate: $name: magpie bench $*"
+		"$magpie" bench "$@" --json "$new"
+		status=$?
+		[ "$status" = 130 ] && exit 130
+		if [ "$status" != 0 ]; then
+			fail "$name" "$name failed; what was measured until then is in $new"
+			return
+		fi
+	fi
+	echo "gate: $name against that of $reference"
+	if ! "$magpie" bench compare "$old" "$new" --sched scx_magpie \
+		--normalized --fail-over "${LIMIT:-3%}"; then
+		fail "$name" "$name does not pass; see it with '$magpie bench show $old' and '... $new'"
+		return
+	fi
+	made=$((made + 1))
 }
 
 # measure NAME ARGUMENTS...: runs `magpie bench ARGUMENTS` into the file NAME, and updates the page.
@@ -147,7 +207,7 @@ measure() {
 	made=$((made + 1))
 }
 
-if ! git diff --quiet HEAD -- . ':!docs'; then
+if [ -z "${GATE-}" ] && ! git diff --quiet HEAD -- . ':!docs'; then
 	echo "results: the tree has changes that are not committed: commit them first," \
 		"because each result names the commit that it was measured with" >&2
 	exit 1
@@ -159,5 +219,9 @@ for name in ${ONLY-}; do
 	[[ " ${known[*]} " == *" $name "* ]] ||
 		fail "$name" "there is no result $name; there are: ${known[*]}"
 done
-echo "results: $made made, $skipped skipped, ${#failed[@]} failed ${failed[*]}"
+if [ -n "${GATE-}" ]; then
+	echo "gate: $made passed, ${#failed[@]} failed ${failed[*]}"
+else
+	echo "results: $made made, $skipped skipped, ${#failed[@]} failed ${failed[*]}"
+fi
 [ "${#failed[@]}" = 0 ]

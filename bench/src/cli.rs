@@ -6,7 +6,7 @@ use anyhow::Result;
 
 pub use crate::options::Args;
 
-use crate::compare::{Gate, compare};
+use crate::compare::{Gate, compare, keep};
 use crate::options::{Command, Compare, Measure, Merge};
 use crate::plan::Plan;
 use crate::progress::Progress;
@@ -65,7 +65,11 @@ fn run_compare(args: &Compare) -> Result<u8> {
         fail_over: args.fail_over,
         normalized: args.normalized,
     };
-    let outcome = compare(&Report::load(&args.old)?, &Report::load(&args.new)?, gate)?;
+    let mut old = Report::load(&args.old)?;
+    if !args.sched.is_empty() {
+        keep(&mut old, &args.sched)?;
+    }
+    let outcome = compare(&old, &Report::load(&args.new)?, gate)?;
     print!("{}", outcome.text);
     Ok(if outcome.failures == 0 { 0 } else { FAILED })
 }

@@ -89,6 +89,23 @@ pub fn compare(old: &Report, new: &Report, gate: Gate) -> Result<Outcome> {
     Ok(outcome)
 }
 
+/// Takes the rows of other candidates out of a report. The baseline stays, to normalize by.
+///
+/// # Errors
+/// If the report has no row of one of the names, because nothing of it would be judged.
+pub fn keep(report: &mut Report, names: &[String]) -> Result<()> {
+    for name in names {
+        if !report.results.iter().any(|row| row.scheduler == *name) {
+            bail!(
+                "the old file has no rows of {name}: give names as `magpie bench show` prints them"
+            );
+        }
+    }
+    let is_kept = |row: &Row| row.scheduler == BASELINE || names.contains(&row.scheduler);
+    report.results.retain(is_kept);
+    Ok(())
+}
+
 /// Judges one row: Ok if it passes, Err if it fails, both with the text to print.
 fn judge_row(old: &Report, new: &Report, before: &Row, gate: Gate) -> Result<String, String> {
     let Some(after) = new.row(before.test(), &before.scheduler) else {
@@ -233,6 +250,18 @@ mod tests {
         let outcome = compare(&old, &broken, GATE).unwrap();
         assert_eq!(outcome.failures, 1);
         assert!(outcome.text.contains("runnable task stall"));
+    }
+
+    #[test]
+    fn other_candidates_are_not_judged() {
+        let mut old = report_of(&[("eevdf", OLD), ("scx_magpie", OLD), ("scx_lavd", OLD)]);
+        let new = report_of(&[("eevdf", OLD), ("scx_magpie", OLD)]);
+        assert_eq!(failures(&old, &new), 1);
+        let error = keep(&mut old, &["scx_magpy".into()]).unwrap_err();
+        assert!(error.to_string().contains("scx_magpy"));
+        keep(&mut old, &["scx_magpie".into()]).unwrap();
+        assert_eq!(failures(&old, &new), 0);
+        assert_eq!(failures(&old, &report_of(&[("eevdf", OLD)])), 1);
     }
 
     #[test]

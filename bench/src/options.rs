@@ -171,6 +171,9 @@ pub(crate) struct Compare {
     /// Compare values relative to each file's eevdf, for files from hosts of different speed
     #[arg(long)]
     pub(crate) normalized: bool,
+    /// Judge only these candidates, for a new file that has fewer than the old one
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    pub(crate) sched: Vec<String>,
 }
 
 #[derive(Debug, clap::Args)]
