@@ -49,6 +49,7 @@ gate: build ## fail if scx_magpie got slower than in the last release (LIMIT=3%,
 # its man page and completions.
 INSTALLED := \
 	$(PREFIX)/bin/scx_magpie:755:$(RELEASE)/scx_magpie \
+	$(PREFIX)/bin/magpie:755:$(RELEASE)/magpie \
 	$(PREFIX)/share/man/man8/scx_magpie.8:644:$(RELEASE)/share/scx_magpie.8 \
 	$(PREFIX)/share/bash-completion/completions/scx_magpie:644:$(RELEASE)/share/scx_magpie.bash \
 	$(PREFIX)/share/zsh/site-functions/_scx_magpie:644:$(RELEASE)/share/scx_magpie.zsh \
@@ -57,7 +58,7 @@ INSTALLED := \
 	$(UNITDIR)/scx_magpie.service:644:$(RELEASE)/share/scx_magpie.service
 
 # Does not begin with setup or build: root often installs from a tree that a user has built.
-install: ## install the scheduler (PREFIX, DESTDIR)
+install: ## install the scheduler and magpie (PREFIX, DESTDIR)
 	@test -x $(RELEASE)/scx_magpie || { echo "run 'make build' first" >&2; exit 1; }
 	@mkdir -p $(RELEASE)/share
 	@$(RELEASE)/scx_magpie man > $(RELEASE)/share/scx_magpie.8

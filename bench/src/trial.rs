@@ -1,7 +1,7 @@
 //! `magpie try`: does a scheduler help this machine, under the load that it has?
 //!
 //! ```text
-//!   command once            not measured: page cache, and how long a run takes
+//!   the command             not measured: page cache, and how long a run takes
 //!   pair 1   eevdf | other  the order within a pair is drawn, half of the pairs each way
 //!   pair 2   other | eevdf
 //!   ...
@@ -103,6 +103,17 @@ fn number(least: f64, most: f64) -> impl TypedValueParser<Value = f64> {
 /// If the trial is impossible here or fails, with the remedy. The kernel's own scheduler is then
 /// in use.
 pub fn run(args: Args) -> Result<u8> {
+    match hold(&args) {
+        Err(error) if interrupt::is_requested() => {
+            eprintln!("magpie try: {error:#}; the kernel's own scheduler is back");
+            Ok(INTERRUPTED)
+        }
+        held => held.map(|()| 0),
+    }
+}
+
+/// Holds the trial, and prints and writes the result of all turns until its end.
+fn hold(args: &Args) -> Result<()> {
     let candidate = candidate(&args.sched)?;
     if !candidate.is_baseline() {
         Host::check_schedulers_possible()?;
@@ -116,12 +127,12 @@ pub fn run(args: Args) -> Result<u8> {
         limit,
     );
     let trial = Trial {
-        pairs: pairs(&args, &turns, turns.run_once(&mut host)?)?,
+        pairs: pairs(args, &turns, turns.warm_up(&mut host)?)?,
         candidate,
         turns,
     };
     let order = trial.order();
-    let mut report = Report::new(host.machine(), host.kernel(), trial.options(&args, &order));
+    let mut report = Report::new(host.machine(), host.kernel(), trial.options(args, &order));
     let mut progress = Progress::new(2 * order.len(), order.len(), args.json.as_deref());
     let ran = trial.run(&order, &mut host, &mut report, &mut progress);
     progress.finish();
@@ -129,17 +140,12 @@ pub fn run(args: Args) -> Result<u8> {
     if let Some(path) = &args.json {
         report.save(path)?;
     }
-    if !report.results.is_empty() && !args.json.as_deref().is_some_and(file::is_standard_stream) {
-        println!("{}", trial.title(&args, &report));
+    let has_stdout = args.json.as_deref().is_some_and(file::is_standard_stream);
+    if !report.results.is_empty() && !has_stdout {
+        println!("{}", trial.title(args, &report));
         print!("{}", answer(&report));
     }
-    match ran {
-        Err(_) if interrupt::is_requested() => {
-            eprintln!("magpie try: interrupted; the turns until then are counted");
-            Ok(INTERRUPTED)
-        }
-        ran => ran.map(|()| 0),
-    }
+    ran
 }
 
 /// The scheduler to try. The kernel's own gets another name, because its rows stand beside the
@@ -285,10 +291,8 @@ impl Trial {
     }
 }
 
-/// A row for each figure that the turns of a scheduler have.
+/// A row for each figure that the turns of a scheduler have. Their counters are in the first row.
 fn rows(scheduler: &str, turns: &[Turn]) -> Vec<Row> {
-    let counters: Vec<Counters> = turns.iter().map(|turn| turn.counters.clone()).collect();
-    let counters = mean(&counters);
     let row = |metric: &Metric| Row {
         workload: WORKLOAD.into(),
         case: metric.name.into(),
@@ -296,11 +300,15 @@ fn rows(scheduler: &str, turns: &[Turn]) -> Vec<Row> {
         samples: turns.iter().filter_map(|turn| turn.get(metric)).collect(),
         unit: metric.unit.into(),
         better: metric.better,
-        counters: counters.clone(),
         ..Row::default()
     };
-    let rows = metric::ALL.iter().map(row);
-    rows.filter(|row| !row.samples.is_empty()).collect()
+    let mut rows: Vec<Row> = metric::ALL.iter().map(row).collect();
+    rows.retain(|row| !row.samples.is_empty());
+    if let Some(first) = rows.first_mut() {
+        let counters: Vec<Counters> = turns.iter().map(|turn| turn.counters.clone()).collect();
+        first.counters = mean(&counters);
+    }
+    rows
 }
 
 #[cfg(test)]

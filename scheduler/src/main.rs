@@ -56,11 +56,13 @@ mod stats;
 mod topology;
 mod virtual_machine;
 
+use std::env;
 use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::mem::MaybeUninit;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -144,6 +146,7 @@ fn act(action: Action) -> Result<()> {
                 false => bail!("cannot run here"),
             }
         }
+        Action::Try { .. } => Err(become_trial()),
         Action::Restore => {
             start_logging(false)?;
             host_state::recover(&Host::default().root).map(|_| ())
@@ -154,6 +157,20 @@ fn act(action: Action) -> Result<()> {
         }
         Action::Man => print_manual(),
     }
+}
+
+/// Replaces this program by `magpie try`, and returns why that is impossible.
+fn become_trial() -> anyhow::Error {
+    let beside = env::current_exe().map(|program| program.with_file_name("magpie"));
+    let program = match beside {
+        Ok(program) if program.is_file() => program,
+        _ => "magpie".into(),
+    };
+    // As they were given, because the parser drops a `--` that comes first.
+    let arguments = env::args_os().skip_while(|word| word != "try");
+    let error = Command::new(&program).args(arguments).exec();
+    let remedy = "install the program magpie beside scx_magpie: `make install` does";
+    anyhow::Error::new(error).context(format!("cannot run {}; {remedy}", program.display()))
 }
 
 /// Changes which CPUs are preferred, and prints the status after it.

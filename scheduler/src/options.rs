@@ -22,6 +22,7 @@ Examples:
   sudo scx_magpie --stats 1        run, and print every second what the scheduler did
   sudo scx_magpie --monitor 1      print every second what the running scx_magpie did
   sudo scx_magpie --no-steal       run without one mechanism
+  sudo scx_magpie try              find out whether it helps this machine
   sudo scx_magpie preferred        print which CPUs a guest prefers, and why
   sudo scx_magpie preferred --set 0-3
 
@@ -197,6 +198,19 @@ pub enum Action {
         /// Print one JSON object
         #[arg(long)]
         json: bool,
+    },
+    /// Try whether scx_magpie helps this machine: `magpie try`, with the same options
+    ///
+    /// Runs the program `magpie` beside this one or in PATH. `scx_magpie try --help` is its help.
+    #[command(disable_help_flag = true)]
+    Try {
+        /// Options of `magpie try`, and the command behind `--`
+        #[arg(
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "OPTIONS"
+        )]
+        arguments: Vec<String>,
     },
     /// Put interrupts and workqueues back to where they were before a scx_magpie that was killed
     ///

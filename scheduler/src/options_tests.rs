@@ -65,3 +65,18 @@ fn readme_and_help_name_the_same_options() {
         assert!(named.contains(name), "README does not name --{name}");
     }
 }
+
+#[test]
+fn the_options_of_a_trial_are_left_to_it() {
+    for words in [
+        ["try", "--minutes", "5", "--", "make", "-j8"].as_slice(),
+        &["try", "--help"],
+        &["try"],
+    ] {
+        let action = parse(words).unwrap().action;
+        let Some(Action::Try { arguments }) = action else {
+            panic!("{words:?}: {action:?}")
+        };
+        assert_eq!(arguments, words[1..]);
+    }
+}

@@ -56,23 +56,30 @@ impl Answer<'_> {
     }
 
     fn wait_time(&self) -> String {
-        let phrases = [WAITING, WAIT].map(|metric| self.named(metric, JUDGED));
-        joined(phrases).unwrap_or_else(|| "not known: no task waited, or no /proc/schedstat".into())
+        joined([
+            self.named("waiting tasks", WAITING, JUDGED),
+            self.named("each wait", WAIT, JUDGED),
+        ])
+        .unwrap_or_else(|| "not known: no task waited, or no /proc/schedstat".into())
     }
 
     fn wakeup_latency(&self) -> String {
-        let phrases = [WAKEUP_P50, WAKEUP_P99].map(|metric| self.named(metric, JUDGED));
-        joined(phrases).unwrap_or_else(|| "not known: the turns are too short".into())
+        joined([
+            self.named("p50", WAKEUP_P50, JUDGED),
+            self.named("p99", WAKEUP_P99, JUDGED),
+        ])
+        .unwrap_or_else(|| "not known: the turns are too short".into())
     }
 
     fn cost(&self) -> String {
-        let energy = [POWER, ENERGY].map(|metric| self.named(metric, JUDGED));
-        let energy = joined(energy).unwrap_or_else(|| "power not known: no counters".into());
-        let mut phrases = [BUSY, SWITCHES]
-            .map(|metric| self.named(metric, COUNTED))
-            .to_vec();
-        phrases.push(Some(energy));
-        joined(phrases).unwrap_or_default()
+        let power = self.named("power", POWER, JUDGED);
+        let power = power.or_else(|| self.named("energy", ENERGY, JUDGED));
+        joined([
+            self.named("busy", BUSY, COUNTED),
+            self.named("context switches", SWITCHES, COUNTED),
+            power.or_else(|| Some("power not known: no counters".into())),
+        ])
+        .unwrap_or_default()
     }
 
     /// What limits the answer.
@@ -94,14 +101,15 @@ impl Answer<'_> {
                 unseen.join(", ")
             ));
         }
-        if self.mean("busy_percent") < HARDLY_BUSY {
-            let busy = self.mean("busy_percent");
+        if let Some(busy) = self.mean("busy_percent").filter(|busy| *busy < HARDLY_BUSY) {
             limits.push(format!(
                 "what happens under load, as CPUs were {busy:.1} % busy"
             ));
         }
-        if self.mean("steal_percent") > MUCH_STEAL {
-            let steal = self.mean("steal_percent");
+        if let Some(steal) = self
+            .mean("steal_percent")
+            .filter(|steal| *steal > MUCH_STEAL)
+        {
             limits.push(format!(
                 "much of a host that took {steal:.0} % of the CPU time"
             ));
@@ -122,16 +130,17 @@ impl Answer<'_> {
         })
     }
 
-    /// The mean of a counter over both schedulers.
-    fn mean(&self, counter: &str) -> f64 {
-        let of = |row: &Row| row.counters.get(counter).copied().unwrap_or(0.0);
-        let rows = &self.report.results;
-        rows.iter().map(of).sum::<f64>() / rows.len().max(1) as f64
+    /// The mean of a counter over both schedulers, if it was counted.
+    fn mean(&self, counter: &str) -> Option<f64> {
+        let rows = self.report.results.iter();
+        let counts = rows.filter_map(|row| row.counters.get(counter).copied());
+        let counts: Vec<f64> = counts.collect();
+        (!counts.is_empty()).then(|| Average::Arithmetic.of(&counts))
     }
 
     /// What became of a figure, behind its name.
-    fn named(&self, metric: Metric, words: Words) -> Option<String> {
-        Some(format!("{} {}", metric.name, self.phrase(metric, words)?))
+    fn named(&self, name: &str, metric: Metric, words: Words) -> Option<String> {
+        Some(format!("{name} {}", self.phrase(metric, words)?))
     }
 
     /// What became of a figure: `4.7 % better (2.38 runs/s, eevdf 2.27)`. None if it is missing.

@@ -66,7 +66,7 @@ fn a_trial_tells_schedulers_apart_and_a_scheduler_from_itself_not() -> Result<()
 fn beside_another_scheduler_there_is_no_trial() -> Result<()> {
     let mut guest = boot("tiny2")?;
     under(&mut guest, MAGPIE, |guest| {
-        let (code, output) = code_and_output(guest, "magpie try")?;
+        let (code, output) = code_and_output(guest, "scx_magpie try")?;
         let is_refused = code == 1 && output.contains("the sched_ext scheduler magpie");
         ensure!(
             is_refused && output.contains("stop it first"),
@@ -75,6 +75,11 @@ fn beside_another_scheduler_there_is_no_trial() -> Result<()> {
         ensure!(state(guest)? == "enabled", "the other one is left alone");
         Ok(())
     })?;
+    let (code, output) = code_and_output(&mut guest, "scx_magpie try -- no-such-program")?;
+    ensure!(
+        code == 1 && output.contains("run no-such-program"),
+        "{code}: {output}"
+    );
     guest.into_guest().shutdown()
 }
 
@@ -84,7 +89,7 @@ fn ended_by(guest: &mut Guest, kill: &str) -> Result<String> {
     let output = shell(
         guest,
         &format!(
-            "magpie try --turn 2 > /tmp/trial 2>&1 & trial=$!\n\
+            "scx_magpie try --turn 2 > /tmp/trial 2>&1 & trial=$!\n\
              state() {{ for i in $(seq 600); do \
                  [ $(cat /sys/kernel/sched_ext/state) = $1 ] && return; sleep 0.1; done; exit 1; }}\n\
              state enabled; sleep 0.5\n\
