@@ -93,7 +93,7 @@ fn a_changed_figure_is_told_and_no_other() {
                 ("wakeup p99", 1.1),
                 &mut random,
             ));
-            let (before, after) = answer.split_once("wakeup p99 ").expect("the figure");
+            let (before, after) = answer.split_once("p99 ").expect("the figure");
             let (own, rest) = after.split_once(')').expect("its values");
             found += usize::from(own.contains("% worse"));
             others += usize::from(tells(before) || tells(rest));

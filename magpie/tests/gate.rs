@@ -128,9 +128,10 @@ fn the_same_and_better_results_pass() {
 fn a_worse_row_fails_whatever_the_tree_has_since_the_release() {
     for name in gated() {
         let tree = Tree::new();
-        tree.worsen(&format!("target/gate/{name}.json.gz"), 1.5);
+        // Ten times, because a worst deviation from fair shares varies much from round to round.
+        tree.worsen(&format!("target/gate/{name}.json.gz"), 10.0);
         // Worse figures in the tree do not open the gate: the release counts.
-        tree.worsen(&format!("docs/results/{name}.json.gz"), 1.5);
+        tree.worsen(&format!("docs/results/{name}.json.gz"), 10.0);
         tree.commit();
         let (is_open, output) = tree.is_open();
         let errors = String::from_utf8_lossy(&output.stderr);
