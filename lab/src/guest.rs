@@ -56,6 +56,13 @@ impl Guest {
                 Guest::boot_with(trial, &kernel, Accelerator::Kvm).map(drop)
             })?,
         };
+        let watched;
+        let options = if accelerator == Accelerator::Tcg && options.machine.virtual_time.is_none() {
+            watched = vtime::watch_breakpoints(options);
+            &watched
+        } else {
+            options
+        };
         Guest::boot_with(options, &kernel, accelerator)
     }
 

@@ -45,7 +45,7 @@ const CPU: &str = "SapphireRapids,-monitor,+x2apic,-pcid,-tsc-deadline,-hle,-inv
 /// jiffy of these kernels lasts 4 ms.
 const CMDLINE: &[&str] = &["cpuhp.parallel=0", "lpj=8000000"];
 
-/// The oldest QEMU that the plugin was seen to work with.
+/// The oldest QEMU that the plugins were seen to work with.
 const OLDEST_QEMU: (u32, u32) = (10, 0);
 
 /// With more CPUs than this an x86 guest needs interrupt remapping.
@@ -106,6 +106,31 @@ pub(crate) fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
     Ok(options)
 }
 
+/// Returns options whose machine, which runs in real time without KVM, does not execute breakpoints
+/// that the kernel has removed. A host without a C compiler or with an older QEMU goes without,
+/// because few guests meet one.
+pub(crate) fn watch_breakpoints(options: &GuestOptions) -> GuestOptions {
+    let mut options = options.clone();
+    if !emulator::find(&options).is_ok_and(|emulator| is_new_enough(&emulator)) {
+        return options;
+    }
+    match plugin::breakpoint_plugin(&options.progress) {
+        Ok(plugin) => {
+            let plugin = plugin.display().to_string();
+            options.extra_qemu_args.extend(["-plugin".into(), plugin]);
+        }
+        Err(error) => options.progress.say(&format!(
+            "the guest may die of \"Oops: int3\" when its kernel patches code: {error:#}"
+        )),
+    }
+    options
+}
+
+/// Returns whether the plugins work with this QEMU.
+fn is_new_enough(emulator: &Emulator) -> bool {
+    emulator.version().is_some_and(|v| v >= OLDEST_QEMU)
+}
+
 /// The plugin's options, as QEMU's `-plugin` takes them.
 fn plugin_options(machine: &Machine, time: &VirtualTime, threads: u32) -> String {
     let mut options = format!(
@@ -138,9 +163,8 @@ fn plugin_options(machine: &Machine, time: &VirtualTime, threads: u32) -> String
 
 /// Returns the lab's QEMU if it is new enough, else that of the backports.
 fn find_emulator(options: &GuestOptions) -> Result<Emulator> {
-    let is_new = |emulator: &Emulator| emulator.version().is_some_and(|v| v >= OLDEST_QEMU);
     let found = emulator::find(options)?;
-    if is_new(&found) {
+    if is_new_enough(&found) {
         return Ok(found);
     }
     let (major, minor) = OLDEST_QEMU;
@@ -152,7 +176,7 @@ fn find_emulator(options: &GuestOptions) -> Result<Emulator> {
         )
     })?;
     ensure!(
-        is_new(&backported),
+        is_new_enough(&backported),
         "virtual time needs QEMU {major}.{minor} or later, and this host's backports have an older \
          one: install one and point MAGPIE_QEMU at it"
     );

@@ -117,6 +117,7 @@ QEMU_API void qemu_plugin_register_atexit_cb(qemu_plugin_id_t id, exit_cb cb, vo
 /* The emulator's own functions. A vCPU is opaque here. */
 typedef struct CPUState CPUState;
 
+QEMU_API CPUState *qemu_get_cpu(int index);
 QEMU_API int cpu_exec(CPUState *cpu);
 QEMU_API void cpu_exec_start(CPUState *cpu);
 QEMU_API void cpu_exec_end(CPUState *cpu);

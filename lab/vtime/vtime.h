@@ -18,6 +18,7 @@
  *	mainloop.c	QEMU's main loop serves timers in virtual time
  *	clock.c		the clocks that the guest and QEMU read
  *	breakpoint.c	breakpoints that the kernel has removed
+ *	real-time.c	breakpoint.c alone, for machines in real time
  *	work.c		the instruction of programs that only keep a CPU busy
  *	smt.c		the speed of a CPU whose sibling is busy
  *	memory.c	what memory costs; memory.h names the files of the model

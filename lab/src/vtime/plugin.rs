@@ -1,8 +1,8 @@
-//! The plugin and the programs that run in its guests, built from the sources embedded in this
+//! The plugins and the programs that run in their guests, built from the sources embedded in this
 //! program.
 //!
 //! The sources are embedded because an installed `magpie` has no source tree. `make` and a C
-//! compiler build them: the plugin declares the part of QEMU's interface that it uses, and needs no
+//! compiler build them: the plugins declare the part of QEMU's interface that they use, and need no
 //! headers. The result is kept under the hash of its sources.
 
 use std::fs;
@@ -33,6 +33,7 @@ sources!(
     "vcpu.c",
     "work.c",
     "breakpoint.c",
+    "real-time.c",
     "mainloop.c",
     "clock.c",
     "smt.c",
@@ -53,6 +54,11 @@ sources!(
 /// Returns the plugin. The first call builds it.
 pub fn build(progress: &Progress) -> Result<PathBuf> {
     Ok(built(progress)?.join("magpie-vtime.so"))
+}
+
+/// Returns the plugin of machines in real time, which watches breakpoints. The first call builds it.
+pub fn breakpoint_plugin(progress: &Progress) -> Result<PathBuf> {
+    Ok(built(progress)?.join("magpie-breakpoint.so"))
 }
 
 /// Returns the self-check that runs in a guest: `vtime-check MIPS WINDOW_NS SMT_FACTOR`.

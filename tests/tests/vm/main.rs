@@ -8,6 +8,7 @@ mod bench_trial;
 mod bench_verdicts;
 mod lab_guest;
 mod lab_kernel;
+mod lab_patched_code;
 mod lab_scheduler;
 mod lab_topology;
 mod observe;
