@@ -64,6 +64,7 @@ metrics! {
         dispatch = magpie_event_EVENT_DISPATCH, "Tasks taken from the CPU's own queue";
         keep = magpie_event_EVENT_KEEP, "Running tasks kept for another slice";
         preempt = magpie_event_EVENT_PREEMPT, "Wakeups that preempted the running task";
+        hrtick = magpie_event_EVENT_HRTICK, "Requests of running tasks that a timer ended, because a task waited";
     }
     "steal" {
         steal_attempt = magpie_event_EVENT_STEAL_ATTEMPT, "Searches for work in other CPUs' queues";
@@ -80,7 +81,7 @@ metrics! {
         wake_idle = magpie_event_EVENT_WAKE_IDLE, "Wakeups placed directly on an idle CPU";
         wake_previous = magpie_event_EVENT_WAKE_PREVIOUS, "Wakeups placed on the previous CPU, whose core was idle";
         wake_recent = magpie_event_EVENT_WAKE_RECENT, "Wakeups placed on the recent CPU, whose core was idle";
-        wake_waker = magpie_event_EVENT_WAKE_WAKER, "Sync wakeups put into the queue of the waker's CPU";
+        wake_waker = magpie_event_EVENT_WAKE_WAKER, "Sync wakeups of a task that takes the waker's place on its CPU";
         wake_core = magpie_event_EVENT_WAKE_CORE, "Wakeups placed on another idle core of the LLC";
         wake_cpu = magpie_event_EVENT_WAKE_CPU, "Wakeups placed on an idle CPU of the LLC whose core was busy";
         wake_beyond = magpie_event_EVENT_WAKE_BEYOND, "Wakeups placed on an idle CPU of another LLC";
@@ -129,16 +130,16 @@ impl Metrics {
     pub fn tell<W: Write>(&self, output: &mut W) -> io::Result<()> {
         writeln!(
             output,
-            "queue      {} tasks queued, {} dispatched from there; {} slices renewed; {} wakeups \
-             preempted",
-            self.enqueue, self.dispatch, self.keep, self.preempt
+            "queue      {} tasks queued, {} dispatched from there; {} slices renewed, {} ended by \
+             a timer; {} wakeups preempted",
+            self.enqueue, self.dispatch, self.keep, self.hrtick, self.preempt
         )?;
         self.tell_steal(output)?;
         writeln!(
             output,
             "wakeup     {} placed on an idle CPU: the previous CPU {}, the recent one {}, an idle \
-             core {}, an idle CPU {}, beyond the LLC {}; in the waker's queue {}, in a shorter \
-             one {}; {} writes to idle masks",
+             core {}, an idle CPU {}, beyond the LLC {}; in the waker's place {}, in a shorter \
+             queue {}; {} writes to idle masks",
             self.wake_idle,
             self.wake_previous,
             self.wake_recent,

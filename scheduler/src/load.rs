@@ -105,6 +105,9 @@ fn honour_cgroups(skel: &mut OpenBpfSkel) -> Result<()> {
     if weight {
         skel.maps.cgroup_rows.set_max_entries(nr_cpus)?;
     }
+    if rodata.hrtick_enabled {
+        skel.maps.hrtick_timers.set_max_entries(nr_cpus)?;
+    }
     let ops = skel.struct_ops.magpie_ops_mut();
     if !weight {
         ops.cgroup_set_weight = ptr::null_mut();

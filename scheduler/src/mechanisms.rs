@@ -135,9 +135,11 @@ macro_rules! mechanisms {
 
 mechanisms! {
     /// A fair queue for each CPU: the earliest deadline runs first
-    "queue" in ["queue/queue.bpf.h", "queue/fair.bpf.h", "queue/overloaded.bpf.h"] {
+    "queue" in ["queue/queue.bpf.h", "queue/fair.bpf.h", "queue/overloaded.bpf.h", "queue/hrtick.bpf.h"] {
         /// Leave out wakeup preemption: a woken task waits for the end of the running task's slice
         Part(no_preempt) clears preempt_enabled;
+        /// Leave out the timer that ends a request in time: a task that waits for it waits for a tick
+        Part(no_hrtick) clears hrtick_enabled;
     }
 
     /// An idle CPU takes a waiting task of another CPU

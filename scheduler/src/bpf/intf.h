@@ -27,6 +27,8 @@ enum magpie_limits {
 	MAX_PLACES = MAX_CPUS + MAX_LLCS * CPUS_PER_LINE,
 	MAX_LINES = MAX_PLACES / CPUS_PER_LINE,
 
+	MAX_CORE_SIZE = 8, /* POWER's SMT8 */
+
 	NO_PLACE = 0xffff,
 
 	FAST_CAPACITY = 820, /* of 1024: four fifths of the fastest CPU */
@@ -49,7 +51,7 @@ enum magpie_event {
 	EVENT_WAKE_IDLE, /* wakeup placed directly on an idle CPU */
 	EVENT_WAKE_PREVIOUS, /* by step, in the order of enum wakeup_step: previous CPU */
 	EVENT_WAKE_RECENT, /* recent CPU */
-	EVENT_WAKE_WAKER, /* queue of the waker's CPU */
+	EVENT_WAKE_WAKER, /* next on the waker's CPU, which the waker leaves */
 	EVENT_WAKE_CORE, /* an idle core of the LLC */
 	EVENT_WAKE_CPU, /* an idle CPU of the LLC */
 	EVENT_WAKE_BEYOND, /* idle CPU of another LLC */
@@ -62,6 +64,7 @@ enum magpie_event {
 	EVENT_DISPATCH, /* task taken from the CPU's own queue */
 	EVENT_KEEP, /* running task kept for another slice */
 	EVENT_PREEMPT, /* wakeup preempted the running task */
+	EVENT_HRTICK, /* request of the running task ended by a timer, because a task waited */
 	EVENT_STEAL_ATTEMPT, /* search for work in other queues */
 	EVENT_STEAL_SIBLING, /* task taken from an SMT sibling */
 	EVENT_STEAL_LLC, /* task taken from the own LLC */

@@ -8,11 +8,13 @@
  *   intf.h                    limits, events, topology: shared with user space
  *   portable/                 arithmetic, also compiled and tested natively
  *   base/topology.bpf.h       which CPUs share a core, an LLC, a node
+ *   base/clock.bpf.h          what time it is
  *   base/state.bpf.h          what is known of each CPU, LLC and task
  *   base/hotplug.bpf.h        which CPUs may have tasks sent to them
  *   queue/fair.bpf.h          queue: vruntime, lag, clocks, deadlines
  *   queue/overloaded.bpf.h    queue: which CPUs have queued tasks for others
  *   queue/queue.bpf.h         queue: the earliest deadline runs first
+ *   queue/hrtick.bpf.h        queue: a request ends in time
  *   guest/preferred.bpf.h     preferred: tasks stay on preferred CPUs
  *   guest/late_ticks.bpf.h    preferred: steal time, estimated
  *   guest/monitor.bpf.h       preferred: how many CPUs
@@ -61,11 +63,13 @@ UEI_DEFINE(uei);
 #include "portable/sparsemask.h"
 #include "portable/weight.h"
 #include "base/topology.bpf.h"
+#include "base/clock.bpf.h"
 #include "base/state.bpf.h"
 #include "base/hotplug.bpf.h"
 #include "queue/fair.bpf.h"
 #include "queue/overloaded.bpf.h"
 #include "queue/queue.bpf.h"
+#include "queue/hrtick.bpf.h"
 #include "guest/preferred.bpf.h"
 #include "guest/late_ticks.bpf.h"
 #include "guest/monitor.bpf.h"
@@ -120,11 +124,11 @@ void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 		return;
 
 	if (stayer && is_still_first(stayer, cpu))
-		keep_running(prev, stayer, state);
+		keep_running(prev, stayer, state, cpu);
 	else if (dispatch_own(state, cpu, prev, stayer))
 		return;
 	else if (stayer)
-		keep_running(prev, stayer, state);
+		keep_running(prev, stayer, state, cpu);
 	else if (!dispatch_others(state, cpu) && !prev)
 		idle_goes_on(state, cpu);
 }
@@ -134,6 +138,7 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 	s32 cpu = scx_bpf_task_cpu(p);
 	struct cpu_state *state = state_of(cpu);
 	struct task_state *ts = task_state(p);
+	u64 now = rq_now(cpu);
 	bool in_turn;
 
 	if (!ts)
@@ -144,10 +149,12 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 	look_again(state);
 	join_cgroup(ts);
 	end_migration(ts);
-	start_running(state, ts, in_turn);
+	start_running(state, ts, in_turn, now);
+	if (has_queued(state))
+		start_hrtick(state, cpu, now);
 	forget_preemption(state);
 	idle_policy_begins(state, cpu, p);
-	note_running(state);
+	note_running(state, now);
 	stop_if_throttled(p, ts, cpu);
 }
 
@@ -348,6 +355,8 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(magpie_init)
 
 	find_online_cpus();
 	err = create_queues();
+	if (!err && hrtick_enabled)
+		err = create_hrticks();
 	if (!err && cpu_weight_enabled)
 		err = start_shares();
 	if (!err && preferred_enabled)

@@ -1,12 +1,13 @@
-//! Wakeup preemption: a task that sleeps often and has short bursts does not wait behind CPU hogs,
-//! whether or not the hogs' cgroup has a limit. The test prints the figures of the kernel's own
-//! scheduler too.
+//! Preemption. A task that sleeps often and has short bursts does not wait behind CPU hogs, whether or
+//! not the hogs' cgroup has a limit. A task that waits for the end of a slice does not wait for a
+//! tick. The tests print the figures of the kernel's own scheduler too.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
 use magpie_tests::scheduler::{
-    CYCLICTEST, boot_for_magpie, hogs_in, late_by_cyclictest, shell, with_and_without,
+    CYCLICTEST, VT8, boot_for_magpie, hogs_in, late_by_cyclictest, shell, with_and_without,
 };
+use serde_json::Value;
 
 /// Returns the 99th percentile of the wakeup latencies of a thread that sleeps a millisecond at a
 /// time beside hogs, in ms.
@@ -46,4 +47,39 @@ fn a_task_that_sleeps_does_not_wait_behind_hogs() -> Result<()> {
         );
     }
     guest.into_guest().shutdown()
+}
+
+/// Returns the median wakeup latency, in ms, of three threads that share a CPU and compute for two
+/// slices or more before they sleep.
+fn measure_workers(guest: &mut Guest, scheduler: &str) -> Result<f64> {
+    let said = shell(
+        guest,
+        "taskset -c 1 magpie-load latency --threads 3 --operations 200000 --seconds 1 --json",
+    )?;
+    let said: Value = serde_json::from_str(&said)?;
+    let p50 = said["wakeup_us"]["p50"]
+        .as_f64()
+        .context(said.to_string())?
+        / 1e3;
+    println!("{scheduler}: half of the wakeups waited for more than {p50} ms");
+    Ok(p50)
+}
+
+#[test]
+fn a_slice_ends_in_time_where_a_task_waits() -> Result<()> {
+    for machine in ["vt2", VT8] {
+        let mut guest = boot_for_magpie(machine, |_| {})?;
+        measure_workers(&mut guest, "EEVDF")?;
+        let (with, without) = with_and_without(&mut guest, "--no-hrtick", measure_workers)?;
+        ensure!(
+            with <= 3.2,
+            "{machine}: a task waits for {with} ms, not for a slice of 3 ms"
+        );
+        ensure!(
+            without >= 3.9,
+            "{machine}: without the timer a task waits for {without} ms, not for a tick of 4 ms"
+        );
+        guest.into_guest().shutdown()?;
+    }
+    Ok(())
 }

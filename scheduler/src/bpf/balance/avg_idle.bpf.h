@@ -34,13 +34,13 @@ static __always_inline u64 idle_cap(const struct cpu_state *state)
 }
 
 /* The CPU goes idle: the idle period begins where its search for work began. */
-static __always_inline void begin_idle(struct cpu_state *state)
+static __always_inline void begin_idle(struct cpu_state *state, u64 now)
 {
-	state->idle_since = state->search_began ?: scx_bpf_now();
+	state->idle_since = state->search_began ?: now;
 }
 
 /* The CPU leaves idle: add the idle period to the average. */
-static __always_inline void end_idle(struct cpu_state *state)
+static __always_inline void end_idle(struct cpu_state *state, u64 now)
 {
 	u64 cap = idle_cap(state);
 	u64 since = state->idle_since;
@@ -51,7 +51,7 @@ static __always_inline void end_idle(struct cpu_state *state)
 
 	state->idle_since = 0;
 	state->search_began = 0;
-	period = scx_bpf_now() - since;
+	period = now - since;
 
 	/* Capped, as in the kernel: one long sleep must not pay for eight useless searches. */
 	if (period > cap)

@@ -80,9 +80,13 @@ static __always_inline u32 look_again(struct cpu_state *thief)
 static __always_inline bool steal_from(s32 cpu, u32 victim)
 {
 	struct cpu_state *thief = state_of(cpu);
+	u64 began = scx_bpf_now();
+	bool found;
 
 	count_event(thief, EVENT_STEAL_LOOK, 1);
-	if (scx_bpf_dsq_move_to_local(victim, 0))
+	found = scx_bpf_dsq_move_to_local(victim, 0);
+	count_event(thief, EVENT_STEAL_NS, scx_bpf_now() - began);
+	if (found)
 		return true;
 
 	if (!scx_bpf_dsq_nr_queued(victim) && !READ_ONCE(state_of(victim)->has_no_tick)) {
@@ -99,10 +103,6 @@ __noinline bool steal_from_range(s32 thief, u32 first, u32 end, u32 start)
 	struct sparsemask_visit visit = sparsemask_visit_begin(first, end, start);
 	bool found = false;
 	u32 i;
-
-	/* Usually no task waits anywhere, and the search should cost next to nothing. */
-	if (next_overloaded(first, end) == end)
-		return false;
 
 	bpf_for(i, 0, MAX_PLACES) {
 		u32 place = visit_overloaded(&visit);
@@ -152,7 +152,7 @@ __noinline bool steal_from_llcs(s32 thief, u32 from, u32 end)
 	bpf_for(i, from, end) {
 		u32 llc = nth_llc(own, i);
 
-		found = steal_from_llc(thief, llc, spread_start(thief, llc));
+		found = has_overloaded(llc) && steal_from_llc(thief, llc, spread_start(thief, llc));
 		if (found)
 			break;
 	}
@@ -180,58 +180,89 @@ static __always_inline bool steal_at(s32 thief, enum magpie_distance distance)
 	}
 }
 
+/* Return whether a search at this distance pays; counts those that do not. */
+static __always_inline bool is_worth_it(struct cpu_state *state, enum magpie_distance distance,
+					bool must_search)
+{
+	if (must_search || state->avg_idle >= state->steal_cost[distance])
+		return true;
+
+	count_event(state, EVENT_STEAL_GATED, 1);
+	return false;
+}
+
+/* The time that this CPU has spent in tries so far, ns. To visit an empty map counts as free. */
+static __always_inline u64 looked_for(const struct cpu_state *state)
+{
+	return state->events[EVENT_STEAL_NS];
+}
+
+/* Search at one distance and learn what that costs; whether a task was taken. */
+static __always_inline bool steal_and_learn(struct cpu_state *state, s32 cpu,
+					    enum magpie_distance distance)
+{
+	u64 before = looked_for(state);
+	bool found = steal_at(cpu, distance);
+
+	state->steal_cost[distance] =
+		average_add(state->steal_cost[distance], looked_for(state) - before);
+	if (found)
+		count_event(state, EVENT_STEAL_SIBLING + distance, 1);
+
+	return found;
+}
+
+/* Search the own LLC, siblings first; whether a task was taken. */
+static __always_inline bool steal_near(struct cpu_state *state, s32 cpu)
+{
+	if (!has_overloaded(topology_of(cpu)->llc))
+		return false;
+
+	return steal_and_learn(state, cpu, DISTANCE_SIBLING) ||
+	       steal_and_learn(state, cpu, DISTANCE_LLC);
+}
+
 /*
- * Search for work near, then further away, as long as this CPU's idle periods are longer than
- * searches at that distance take; whether a task was taken. A CPU that was kicked to search does so
- * at every distance.
+ * Search beyond the LLC, as far as this CPU's idle periods are longer than searches at that
+ * distance take; whether a task was taken.
+ */
+static __always_inline bool steal_far(struct cpu_state *state, s32 cpu, bool must_search)
+{
+	u32 node_llcs = llc_of(topology_of(cpu)->llc)->node_llcs;
+
+	if (node_llcs > 1) {
+		if (!is_worth_it(state, DISTANCE_NODE, must_search))
+			return false;
+		if (steal_and_learn(state, cpu, DISTANCE_NODE))
+			return true;
+	}
+
+	return nr_llcs > node_llcs && is_worth_it(state, DISTANCE_REMOTE, must_search) &&
+	       steal_and_learn(state, cpu, DISTANCE_REMOTE);
+}
+
+/*
+ * Search for work near, then further away; whether a task was taken. A CPU that was kicked to
+ * search does so at every distance.
  */
 static __always_inline bool steal_work(s32 cpu)
 {
 	struct cpu_state *state = state_of(cpu);
 	u32 asked = state->must_search;
-	bool must_search = asked || !steal_gate_enabled;
-	u64 looks = nr_looks(state);
-	u64 began = scx_bpf_now();
-	u64 before = began;
-	bool found = false;
-	int distance;
+	u64 before = looked_for(state);
+	bool found;
 
-	state->must_search = 0;
-	if (asked && asked < ANYWHERE)
-		advertise_queue(asked - 1);
-	state->search_began = began;
+	if (asked) {
+		state->must_search = 0;
+		if (asked < ANYWHERE)
+			advertise_queue(asked - 1);
+	}
+	state->search_began = rq_now(cpu);
 	count_event(state, EVENT_STEAL_ATTEMPT, 1);
 
-	bpf_for(distance, DISTANCE_SIBLING, NR_DISTANCES) {
-		u64 now = before;
-
-		if (distance < 0 || distance >= NR_DISTANCES)
-			break;
-
-		if (distance > DISTANCE_LLC && !must_search &&
-		    state->avg_idle < state->steal_cost[distance]) {
-			count_event(state, EVENT_STEAL_GATED, 1);
-			break;
-		}
-
-		found = steal_at(cpu, distance);
-		/* To visit an empty map costs less than to read the time: it counts as free. */
-		if (nr_looks(state) != looks) {
-			looks = nr_looks(state);
-			now = scx_bpf_now();
-		}
-		state->steal_cost[distance] =
-			average_add(state->steal_cost[distance], now - before);
-		before = now;
-		if (found) {
-			count_event(state, EVENT_STEAL_SIBLING + distance, 1);
-			break;
-		}
-	}
-
-	count_event(state, EVENT_STEAL_NS, before - began);
+	found = steal_near(state, cpu) || steal_far(state, cpu, asked || !steal_gate_enabled);
 	if (found)
-		count_event(state, EVENT_STEAL_FOUND_NS, before - began);
+		count_event(state, EVENT_STEAL_FOUND_NS, looked_for(state) - before);
 	return found;
 }
 

@@ -28,7 +28,9 @@ struct cpu_state {
 	u64 idle; /* enum idle_word, or the time at which a waker claimed the CPU */
 	u64 has_no_tick; /* a real-time task runs: no tick here advertises waiting tasks */
 	u64 soon_free; /* a preempted task will have this CPU back soon, see balance/push.bpf.h */
-	u64 sleeps_soon; /* the running task is expected to, see place/search.bpf.h */
+	u32 sleeps_soon; /* the running task is expected to, see place/search.bpf.h */
+	u16 queued; /* a task was queued since the queue was last empty, see has_queued() */
+	u16 hrtick; /* its timer is set, see queue/hrtick.bpf.h */
 
 	/*
 	 * Its CPU writes these. Exceptions: must_search (any CPU that kicks this one), waiting (a

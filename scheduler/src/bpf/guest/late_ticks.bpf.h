@@ -41,10 +41,9 @@ static __always_inline void note_wakeup(struct cpu_state *state, u64 now)
 }
 
 /* A tick on a busy CPU: add its delay. */
-static __always_inline void note_tick(struct cpu_state *state)
+static __always_inline void note_tick(struct cpu_state *state, u64 now)
 {
 	s64 tick = 1000000000ULL / CONFIG_HZ;
-	u64 now = scx_bpf_now();
 	u64 before = state->last_tick;
 	u64 late, unseen;
 
@@ -73,28 +72,25 @@ static __always_inline void forget_tick(struct cpu_state *state)
  * tick's delay counts from here. From the end of idle would be too early: a real-time task that
  * wakes the CPU has no tick of ours, and would look like a host that withholds the CPU.
  */
-static __always_inline void note_running(struct cpu_state *state)
+static __always_inline void note_running(struct cpu_state *state, u64 now)
 {
 	if (preferred_enabled && !state->last_tick)
-		state->last_tick = scx_bpf_now();
+		state->last_tick = now;
 }
 
 /* The CPU leaves idle: a busy period begins. */
-static __always_inline void note_busy(struct cpu_state *state)
+static __always_inline void note_busy(struct cpu_state *state, u64 now)
 {
 	if (preferred_enabled)
-		state->busy_since = scx_bpf_now();
+		state->busy_since = now;
 }
 
 /* The CPU goes idle: add the busy period that ends. */
-static __always_inline void note_idle(struct cpu_state *state)
+static __always_inline void note_idle(struct cpu_state *state, u64 now)
 {
-	u64 now;
-
 	if (!preferred_enabled)
 		return;
 
-	now = scx_bpf_now();
 	if (state->busy_since)
 		state->busy_ns += now - state->busy_since;
 	state->busy_since = 0;

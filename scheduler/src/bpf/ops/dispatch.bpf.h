@@ -30,10 +30,12 @@ static __always_inline struct task_state *find_stayer(struct task_struct *prev, 
 
 /* Let the running task go on for another slice. */
 static __always_inline void keep_running(struct task_struct *p, struct task_state *ts,
-					 struct cpu_state *state)
+					 struct cpu_state *state, s32 cpu)
 {
 	end_migration(ts);
-	start_running(state, ts, true);
+	start_running(state, ts, true, rq_now(cpu));
+	if (has_queued(state))
+		start_hrtick(state, cpu, rq_now(cpu));
 	forget_preemption(state);
 	scx_bpf_task_set_slice(p, slice_ns);
 	count_event(state, EVENT_KEEP, 1);
@@ -47,14 +49,23 @@ static __always_inline bool dispatch_own(struct cpu_state *state, s32 cpu,
 	if (!is_preferred(cpu))
 		drain_queue(cpu);
 
+	/* A CPU that was kicked asks the kernel. */
+	if (prev && !has_queued(state))
+		return false;
+
 	if (!scx_bpf_dsq_move_to_local(cpu, 0)) {
+		note_queue_empty(state);
 		hide_queue(cpu);
 		return false;
 	}
 
 	count_event(state, EVENT_DISPATCH, 1);
+	if (scx_bpf_dsq_nr_queued(cpu))
+		return true;
+
+	note_queue_empty(state);
 	/* Keep the bit if @prev will be requeued: the queue is then non-empty again. */
-	if (!scx_bpf_dsq_nr_queued(cpu) && (!stayer || is_pinned(prev)))
+	if (!stayer || is_pinned(prev))
 		hide_queue(cpu);
 	return true;
 }

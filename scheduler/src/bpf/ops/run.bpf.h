@@ -19,7 +19,7 @@ static __always_inline bool arrive(struct task_state *ts, s32 cpu)
 		return true;
 
 	join_after_move(ts, cpu);
-	return !scx_bpf_dsq_nr_queued(cpu);
+	return !has_queued(state_of(cpu)) || !scx_bpf_dsq_nr_queued(cpu);
 }
 
 /*
@@ -39,14 +39,16 @@ static __always_inline void regain_ticks(struct cpu_state *state)
 		WRITE_ONCE(state->has_no_tick, 0);
 }
 
-/* A tick: end the slice of a task that must leave this CPU; whether it must. */
+/*
+ * A tick: end the slice of a task that must leave this CPU, or whose place a woken task was to take
+ * (place/wakeup.bpf.h); whether it ended. The woken task is in the local queue, out of the reach of
+ * thieves.
+ */
 static __always_inline bool evict_at_tick(struct task_struct *p, struct cpu_state *state, s32 cpu)
 {
-	if (!preferred_enabled)
-		return false;
-
-	note_tick(state);
-	if (!must_leave(p, cpu))
+	if (preferred_enabled)
+		note_tick(state, rq_now(cpu));
+	if (!must_leave(p, cpu) && !scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | cpu))
 		return false;
 
 	scx_bpf_task_set_slice(p, 0);
@@ -73,20 +75,24 @@ static __always_inline void rescue_at_idle(struct cpu_state *state, s32 cpu)
 /* The kernel begins to run the idle task. */
 static __always_inline void enter_idle(struct cpu_state *state, s32 cpu)
 {
-	begin_idle(state);
+	u64 now = rq_now(cpu);
+
+	begin_idle(state, now);
 	note_waiting(cpu, 0);
 	idle_begins(state, cpu);
-	note_idle(state);
+	note_idle(state, now);
 	rescue_at_idle(state, cpu);
 }
 
 /* The kernel runs another task than the idle task, of any class. */
 static __always_inline void leave_idle(struct cpu_state *state, s32 cpu)
 {
-	end_idle(state);
+	u64 now = rq_now(cpu);
+
+	end_idle(state, now);
 	catch_up_clock(state, cpu);
 	idle_ends(state);
-	note_busy(state);
+	note_busy(state, now);
 }
 
 #endif /* __MAGPIE_RUN_BPF_H */

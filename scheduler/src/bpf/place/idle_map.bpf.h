@@ -55,25 +55,31 @@ static __always_inline void set_idle_bit(s32 cpu, bool is_set)
 		count_event(state_here(), EVENT_IDLE_WRITE, writes);
 }
 
-/* Return whether the other CPUs of the core run nothing, or only SCHED_IDLE tasks. */
+/*
+ * Return whether the other CPUs of the core run nothing, or only SCHED_IDLE tasks. The caller may
+ * hold no runqueue's lock; this CPU's clock is then up to a tick old, and a claim lapses that much
+ * later.
+ */
 __noinline bool is_alone_on_core(u32 cpu)
 {
 	u32 first = topology_of(cpu)->core_first;
-	u64 now = scx_bpf_now();
-	bool alone = true;
-	u32 i;
+	u32 size = topology_of(cpu)->core_size;
+	u64 now = rq_now(bpf_get_smp_processor_id());
 
-	bpf_for(i, 0, topology_of(cpu)->core_size) {
-		u32 sibling = place_to_cpu(first + i);
+	/* A plain loop: the iterator's calls would cost more than the questions. */
+	for (u32 i = 0; i < MAX_CORE_SIZE && i < size; i++) {
+		u32 place = first + i;
+		u32 sibling;
 
+		/* Otherwise the compiler adds @first to the table before it bounds the sum. */
+		barrier_var(place);
+		sibling = place_to_cpu(place);
 		if (sibling != NO_PLACE && sibling != cpu &&
-		    !is_word_quiet(READ_ONCE(state_of(sibling)->idle), now)) {
-			alone = false;
-			break;
-		}
+		    !is_word_quiet(READ_ONCE(state_of(sibling)->idle), now))
+			return false;
 	}
 
-	return alone;
+	return true;
 }
 
 /*

@@ -68,9 +68,11 @@ bool claim_cpu(struct placement *at, u32 cpu)
  */
 bool leaves_cpu(const struct placement *at)
 {
-	return READ_ONCE(state_of(at->waker)->sleeps_soon) &&
+	const struct cpu_state *waker = state_of(at->waker);
+
+	return READ_ONCE(waker->sleeps_soon) &&
 	       !scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | at->waker) &&
-	       !scx_bpf_dsq_nr_queued(at->waker);
+	       !(has_queued(waker) && scx_bpf_dsq_nr_queued(at->waker));
 }
 
 bool has_llc_idle(u32 llc)

@@ -9,7 +9,7 @@
  *
  *   previous CPU, core idle?                                 --yes--> there
  *   recent CPU, in the waker's LLC, core idle?               --yes--> there
- *   sync wakeup, and the waker leaves an idle core behind?   --yes--> waker's queue
+ *   sync wakeup, and the waker leaves an idle core behind?   --yes--> next on the waker's CPU
  *   idle core in the LLC?                                    --yes--> there
  *   idle core in another LLC, for a new task or long bursts? --yes--> there
  *   idle CPU in the LLC?                                     --yes--> there
@@ -20,7 +20,9 @@
  * ones if it may use any. For a task with long bursts, a core also counts as idle if only the waker
  * runs there and is expected to sleep soon. Otherwise workers that a messenger wakes from the only
  * free core share another core for good, because the messenger's core is never idle when they wake.
- * A task that is sent to an idle CPU does not pass the queue.
+ * A task that is sent to an idle CPU does not pass the queue, nor does one that takes its waker's
+ * place: two processes that wake each other over a pipe then cost 1/3 less. A waker that does not
+ * sleep after all gives way at its next tick (ops/run.bpf.h).
  *
  * Each waking CPU learns how many CPUs a search looks at: twice as many after a success, half as
  * many after a failure. A search for an idle core looks at all CPUs of the LLC, but only if a core
@@ -52,22 +54,30 @@
 
 /* With --no-wakeup, let the kernel choose the CPU, from its own masks of idle CPUs. */
 static __always_inline s32 place_plainly(struct task_struct *p, s32 prev_cpu, u64 wake_flags,
-					 bool *is_idle)
+					 bool *runs_next)
 {
+	struct cpu_state *state = state_here();
 	s32 cpu;
 
-	note_wakeup(state_here(), scx_bpf_now());
-	if (!is_restricted() || !has_preferred(p))
-		return scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, is_idle);
+	note_wakeup(state, scx_bpf_now());
+	if (is_restricted() && has_preferred(p)) {
+		cpu = pick_idle_preferred(p, prev_cpu, wake_flags);
+		*runs_next = cpu >= 0;
+	} else {
+		cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, runs_next);
+	}
 
-	cpu = pick_idle_preferred(p, prev_cpu, wake_flags);
-	*is_idle = cpu >= 0;
-	return *is_idle ? cpu : queue_for(p, prev_cpu);
+	if (*runs_next)
+		count_event(state, EVENT_WAKE_IDLE, 1);
+	return cpu >= 0 ? cpu : queue_for(p, prev_cpu);
 }
 
-/* Choose a CPU in the order above; @is_idle is set if the CPU is idle and claimed for the task. */
+/*
+ * Choose a CPU in the order above. @runs_next is set if the task need not pass the queue: the CPU
+ * is idle and claimed for it, or the waker leaves the CPU.
+ */
 static __always_inline s32 place_on_idle(struct task_struct *p, struct task_state *ts, s32 prev_cpu,
-					 u64 wake_flags, bool *is_idle, u64 *enq_flags)
+					 u64 wake_flags, bool *runs_next, u64 *enq_flags)
 {
 	s32 here = bpf_get_smp_processor_id();
 	struct cpu_state *state = state_of(here);
@@ -106,17 +116,19 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 	if (step >= STEP_IDLE_CORE && state->looks < MOST_LOOKS)
 		state->looks *= 2;
 	count_event(state, EVENT_WAKE_PREVIOUS + step, 1);
-	*is_idle = step != STEP_WAKER;
+	if (step != STEP_WAKER)
+		count_event(state, EVENT_WAKE_IDLE, 1);
+	*runs_next = true;
 	if (at.preempts)
 		*enq_flags = SCX_ENQ_PREEMPT;
 	return at.cpu;
 }
 
-/* ops.select_cpu(): the CPU for a woken or new task. If it idles, the task runs there next. */
+/* ops.select_cpu(): the CPU for a woken or new task. */
 static __always_inline s32 place_wakeup(struct task_struct *p, s32 prev_cpu, u64 wake_flags)
 {
 	struct task_state *ts = task_state(p);
-	bool is_idle = false;
+	bool runs_next = false;
 	u64 enq_flags = 0;
 	s32 cpu;
 
@@ -128,15 +140,14 @@ static __always_inline s32 place_wakeup(struct task_struct *p, s32 prev_cpu, u64
 		return prev_cpu;
 
 	if (idle_map_enabled)
-		cpu = place_on_idle(p, ts, prev_cpu, wake_flags, &is_idle, &enq_flags);
+		cpu = place_on_idle(p, ts, prev_cpu, wake_flags, &runs_next, &enq_flags);
 	else
-		cpu = place_plainly(p, prev_cpu, wake_flags, &is_idle);
+		cpu = place_plainly(p, prev_cpu, wake_flags, &runs_next);
 
-	if (!is_idle)
+	if (!runs_next)
 		return cpu;
 
 	join_after_sleep(ts, cpu);
-	count_event(state_here(), EVENT_WAKE_IDLE, 1);
 	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags);
 	return cpu;
 }

@@ -51,6 +51,14 @@ __noinline u32 next_overloaded(u32 from, u32 end)
 	return sparsemask_next(overloaded, MAX_LINES, from, end);
 }
 
+/* Return whether any CPU of the LLC is overloaded. Usually none is: it costs next to nothing. */
+static __always_inline bool has_overloaded(u32 llc)
+{
+	u32 end = llc_of(llc)->first + llc_of(llc)->size;
+
+	return next_overloaded(llc_of(llc)->first, end) != end;
+}
+
 /* The place that a visit of the map reaches next, or NO_PLACE when the visit is over. */
 __noinline u32 visit_overloaded(struct sparsemask_visit *visit)
 {

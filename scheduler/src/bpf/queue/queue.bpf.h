@@ -43,6 +43,33 @@
 
 const volatile bool preempt_enabled = true;
 
+/* A task joins the CPU's queue. */
+static __always_inline void note_queued(s32 cpu)
+{
+	struct cpu_state *state = state_of(cpu);
+
+	if (!READ_ONCE(state->queued))
+		WRITE_ONCE(state->queued, 1);
+}
+
+/*
+ * Return whether tasks may wait in the CPU's own queue. To ask the kernel costs a look into a hash
+ * table, and usually nobody was queued since the queue was last empty. A task that another CPU
+ * queues without this runqueue's lock (queue_elsewhere()) may be missed, until the CPU goes idle or
+ * has a tick: these ask the kernel.
+ */
+static __always_inline bool has_queued(const struct cpu_state *state)
+{
+	return READ_ONCE(state->queued);
+}
+
+/* The kernel was asked: the CPU's queue is empty. */
+static __always_inline void note_queue_empty(struct cpu_state *state)
+{
+	if (state->queued)
+		WRITE_ONCE(state->queued, 0);
+}
+
 /*
  * Queue a task on the CPU of its runqueue. This does not advertise the task: the caller first kicks
  * an idle CPU for it (offer_task() in ops/enqueue.bpf.h), and then calls advertise_queue().
@@ -51,6 +78,7 @@ static __always_inline void queue_here(struct task_struct *p, struct task_state 
 				       u64 enq_flags)
 {
 	count_event(state_here(), EVENT_ENQUEUE, 1);
+	note_queued(cpu);
 	scx_bpf_dsq_insert_vtime(p, cpu, slice_ns, deadline_of(ts), enq_flags);
 }
 
@@ -76,6 +104,7 @@ static __always_inline void hide_queue(s32 cpu)
  */
 static __always_inline void kick_queue(const struct task_struct *p, s32 cpu)
 {
+	note_queued(cpu);
 	if (!is_pinned(p))
 		advertise_queue(cpu);
 	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
@@ -158,10 +187,12 @@ static __always_inline void forbid_preemption(struct cpu_state *state)
 }
 
 /* Preempt the running task if should_preempt() says so; whether the woken task will run next. */
-static __always_inline bool preempt_for(struct task_struct *p, const struct task_state *ts,
-					struct cpu_state *state, u64 enq_flags)
+static __always_inline bool preempt_for(struct task_struct *p, const struct task_state *ts, s32 cpu,
+					u64 enq_flags)
 {
-	if (!should_preempt(p, deadline_of(ts), scx_bpf_now(), state))
+	struct cpu_state *state = state_of(cpu);
+
+	if (!should_preempt(p, deadline_of(ts), rq_now(cpu), state))
 		return false;
 
 	/* Only once: the next woken task would wait behind this one in the local queue. */
@@ -194,7 +225,7 @@ static __always_inline bool is_still_first(const struct task_state *ts, s32 cpu)
 {
 	u64 deadline;
 
-	if (!peek_deadline(cpu, &deadline))
+	if (!has_queued(state_of(cpu)) || !peek_deadline(cpu, &deadline))
 		return true;
 
 	return !ts->yielded && is_before(deadline_of(ts), deadline);
@@ -206,10 +237,11 @@ static __always_inline bool is_still_first(const struct task_state *ts, s32 cpu)
  * that was pulled here may be far behind the clock; by its own vruntime, no woken task would preempt
  * it until it caught up.
  */
-static __always_inline void publish_deadline(struct cpu_state *state, const struct task_state *ts)
+static __always_inline void publish_deadline(struct cpu_state *state, const struct task_state *ts,
+					     u64 now)
 {
 	WRITE_ONCE(state->deadline, state->clock + request(ts));
-	WRITE_ONCE(state->request_ends, scx_bpf_now() + slice_ns);
+	WRITE_ONCE(state->request_ends, now + slice_ns);
 }
 
 /*
@@ -219,7 +251,7 @@ static __always_inline void publish_deadline(struct cpu_state *state, const stru
  * a debt, and kept the tasks of the queue waiting for as long.
  */
 static __always_inline void start_running(struct cpu_state *state, struct task_state *ts,
-					  bool in_turn)
+					  bool in_turn, u64 now)
 {
 	bool sleeps_soon = expected_burst(ts) < SLEEPS_SOON_NS;
 
@@ -227,7 +259,7 @@ static __always_inline void start_running(struct cpu_state *state, struct task_s
 	if (in_turn)
 		advance_clock(state, ts);
 
-	publish_deadline(state, ts);
+	publish_deadline(state, ts, now);
 	if (state->sleeps_soon != sleeps_soon)
 		WRITE_ONCE(state->sleeps_soon, sleeps_soon);
 }
