@@ -72,6 +72,10 @@ measure_all() {
 	without push vt8 "--no-push" --workload spread
 
 	# These take long, or want the host for themselves: only if ONLY names them.
+	kernels steal vt16 --set groups=1,4 --set loops=10 --rounds 5
+	kernels latency vt16 --set threads=4 --set seconds=1 --rounds 5
+	kernels push vt16 --set groups=8 --set loops=10 --set threads=8 --set clients=4 --rounds 5
+	kernels steal vt64 --set groups=1,4 --set loops=10 --rounds 5
 	slow hackbench-vt64 --in vtime --machine vt64 --sched "$schedulers" \
 		--workload hackbench --groups 1,2,4,8 --loops 100 --rounds 4
 	slow hackbench-xeon-8380 --in vtime --machine xeon-8380 --sched scx_magpie \
@@ -89,6 +93,16 @@ without() {
 	[ -n "${GATE-}" ] || for switch in $3; do candidates+=",scx_magpie $switch"; done
 	shift 3
 	result "$name-$machine" --in vtime --machine "$machine" --sched "$candidates" "$@" --rounds 4
+}
+
+# kernels SUITE MACHINE ARGUMENTS...: EEVDF and scx_magpie on each series, and EEVDF without
+# cache-aware scheduling, which 7.2 began. The sizes are few, because seven candidates run each.
+kernels() {
+	local suite=$1 machine=$2
+	shift 2
+	slow "kernels-$suite-$machine" --in vtime --machine "$machine" \
+		--sched 'eevdf{llc_balancing=0},eevdf@7.0,eevdf@6.19,scx_magpie,scx_magpie@7.0,scx_magpie@6.19' \
+		--suite "$suite" "$@"
 }
 
 known=()

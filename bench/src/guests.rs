@@ -43,6 +43,8 @@ impl Guests {
             }
             let guest = Vm::boot(&options(&candidate.boot)?)
                 .with_context(|| format!("boot the kernel of {}", candidate.name))?;
+            // In virtual time, an idle guest would take the CPU from the one that boots next.
+            guest.pause()?;
             guests.push((candidate.boot.clone(), guest));
         }
         let mut guests = Self {
@@ -50,9 +52,7 @@ impl Guests {
             current: 0,
             applied: Vec::new(),
         };
-        for index in 1..guests.guests.len() {
-            guests.guests[index].1.pause()?;
-        }
+        guests.guest().resume()?;
         for candidate in candidates {
             guests
                 .enter(candidate)

@@ -38,7 +38,7 @@ enum Command {
     Run(Run),
     /// List the kernels: those of the lock file, and those that were built.
     Kernels(kernels::List),
-    /// Build a kernel for guests, or remove one.
+    /// Build a kernel for guests; list and remove what was built.
     #[command(subcommand)]
     Kernel(kernels::Kernel),
     /// List the machine presets.

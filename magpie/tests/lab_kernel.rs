@@ -137,6 +137,54 @@ fn a_patched_kernel_has_a_name_of_its_own_and_only_what_changes_is_compiled() {
 }
 
 #[test]
+fn a_source_that_is_removed_leaves_its_kernels_and_is_built_anew() {
+    let lab = Lab::new();
+    lab.builds("--name it");
+    let list = |json: &str| {
+        let output = lab.magpie(&format!("kernel list{json}")).output();
+        let output = output.expect("runs");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    let text = list("");
+    let linux = fs::canonicalize(lab.path("linux")).expect("there");
+    for part in ["it ", "no patches", " kB  ", &linux.display().to_string()] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let value: serde_json::Value = serde_json::from_str(&list(" --json -")).expect("JSON");
+    let source = &value["sources"][0];
+    let name = source["name"].as_str().expect("a name");
+    let folder = lab.path("lab/kernel-build").join(name);
+    let objects = fs::metadata(folder.join("tiny/fair.o")).expect("compiled");
+    assert!(source["bytes"].as_u64() > Some(objects.len()), "{value}");
+    assert!(
+        value["kernels"][0]["bytes"].as_u64() > Some(objects.len()),
+        "{value}"
+    );
+
+    let lock = fs::File::open(folder.join("lock")).expect("a lock");
+    lock.lock().expect("no build runs");
+    lab.magpie(&format!("kernel clean {name}"))
+        .assert()
+        .failure()
+        .stderr(contains("a build uses"));
+    drop(lock);
+    lab.magpie("kernel clean other")
+        .assert()
+        .failure()
+        .stderr(contains(format!("there are {name}")));
+    assert!(folder.is_dir());
+    lab.magpie("kernel clean --all").assert().success();
+    let left = fs::read_dir(lab.path("lab/kernel-build")).expect("there");
+    let left: Vec<_> = left.flatten().map(|entry| entry.file_name()).collect();
+    assert_eq!(left, ["logs"]);
+    assert!(lab.kernels().contains("7.2.0-it"));
+    lab.builds("--name again");
+    assert_eq!(lab.compilations(), 1, "of the new objects");
+    assert_eq!(lab.image("it"), lab.image("again"));
+}
+
+#[test]
 fn a_build_that_fails_registers_nothing_and_keeps_its_log() {
     let lab = Lab::new();
     lab.builds("--name it");

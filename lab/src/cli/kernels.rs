@@ -1,12 +1,13 @@
 //! `magpie lab kernels` and `magpie lab kernel`: lists, builds and removes kernels.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use indicatif::DecimalBytes;
 use serde_json::json;
 
 use crate::cli::terminal::{Spinner, write_json};
-use crate::kernel::build::{self, Base, Request};
+use crate::kernel::build::{self, Base, Request, kept};
 use crate::kernel::built::{self, Built};
 use crate::kernel::{self, KernelChoice, SERIES};
 
@@ -23,10 +24,31 @@ pub struct List {
 #[derive(Debug, clap::Subcommand)]
 pub enum Kernel {
     Build(Build),
+    /// List the kernels that were built, and the sources that builds have left, with their sizes.
+    List {
+        /// Write the list as JSON to a file, `-` for standard output.
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
     /// Remove a kernel that was built.
     Remove {
-        /// Its name (see `magpie lab kernels`).
+        /// Its name (see `magpie lab kernel list`).
         name: String,
+    },
+    /// Remove sources that builds have left, with their objects; the kernels stay.
+    ///
+    /// The next build of such a source compiles everything.
+    #[command(after_help = "Examples:\n  \
+        magpie lab kernel list\n  \
+        magpie lab kernel clean debian-7.2\n  \
+        magpie lab kernel clean --all")]
+    Clean {
+        /// Their names (see `magpie lab kernel list`).
+        #[arg(value_name = "NAME", required_unless_present = "all")]
+        names: Vec<String>,
+        /// Remove all of them.
+        #[arg(long, conflicts_with = "names")]
+        all: bool,
     },
 }
 
@@ -75,8 +97,51 @@ pub struct Build {
 pub fn run(command: &Kernel) -> Result<u8> {
     match command {
         Kernel::Build(args) => build(args),
+        Kernel::List { json } => list_sizes(json.as_deref()),
         Kernel::Remove { name } => built::remove(name).map(|()| 0),
+        Kernel::Clean { names, all } => clean(names, *all),
     }
+}
+
+/// Lists kernels and sources with their sizes.
+fn list_sizes(path: Option<&Path>) -> Result<u8> {
+    let (built, kept) = (built::list()?, kept::list()?);
+    let mut kernels = Vec::new();
+    for built in &built {
+        let mut value = as_json(built)?;
+        value["bytes"] = json!(kept::bytes_of(&built.folder()?));
+        kernels.push(value);
+    }
+    if let Some(path) = path {
+        write_json(path, &json!({"kernels": kernels, "sources": kept}))?;
+        return Ok(0);
+    }
+    let size = |bytes: u64| DecimalBytes(bytes).to_string();
+    for (built, value) in built.iter().zip(&kernels) {
+        let bytes = value["bytes"].as_u64().unwrap_or_default();
+        println!("{:<24}{:>10}  {}", built.name, size(bytes), origin(built));
+    }
+    println!("sources that builds have left:");
+    for kept in &kept {
+        println!("{:<24}{:>10}  {}", kept.name, size(kept.bytes), kept.origin);
+    }
+    Ok(0)
+}
+
+fn clean(names: &[String], all: bool) -> Result<u8> {
+    let names = match all {
+        true => kept::list()?.into_iter().map(|kept| kept.name).collect(),
+        false => names.to_vec(),
+    };
+    for name in names {
+        kept::remove(&name)?;
+    }
+    Ok(0)
+}
+
+/// `built from linux-source-7.2 7.2.13-1, 1 patch`.
+fn origin(built: &Built) -> String {
+    format!("built from {}, {}", built.source, patches(built))
 }
 
 fn build(args: &Build) -> Result<u8> {
@@ -156,13 +221,7 @@ pub fn list(args: &List) -> Result<u8> {
     }
     for built in built::list()? {
         if args.json.is_none() {
-            println!(
-                "{:<8}{:<32}built from {}, {}",
-                built.name,
-                built.release,
-                built.source,
-                patches(&built)
-            );
+            println!("{:<8}{:<32}{}", built.name, built.release, origin(&built));
         }
         rows.push(as_json(&built)?);
     }

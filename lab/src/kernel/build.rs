@@ -13,9 +13,11 @@
 //! ```
 //!
 //! Below `kernel-build/` of the lab's folder, each source has a folder with its tree and a folder of
-//! objects per base configuration. Both are kept, so that the next build compiles what has changed.
+//! objects per base configuration. Both are kept, so that the next build compiles what has changed;
+//! `kept` lists and removes them.
 
 mod config;
+pub mod kept;
 mod make;
 pub mod patch;
 mod source;
@@ -31,7 +33,6 @@ use anyhow::{Context, Result, ensure};
 use self::config::Config;
 use self::make::Make;
 use self::source::{Source, Unpacked};
-use crate::files;
 use crate::kernel::built::{self, Built};
 use crate::kernel::{KernelChoice, SERIES};
 use crate::progress::Progress;
@@ -116,11 +117,11 @@ pub fn build(request: &Request) -> Result<Built> {
     }
     tools::check()?;
 
-    let root = files::lab_dir()?.join("kernel-build");
+    let root = kept::root()?;
     let folder = root.join(source.key()?);
-    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let _lock = files::lock(&folder.join("lock"))?;
+    let _lock = kept::take(&folder)?;
     let unpacked = source.unpack(&folder, &request.progress)?;
+    kept::note(&folder, &unpacked.name)?;
     let patched = patch::apply(&patches, &unpacked.folder, &unpacked.name)?;
     let pahole = tools::pahole(&request.progress)?;
 

@@ -49,14 +49,19 @@ pub struct Built {
 }
 
 impl Built {
+    /// The folder with all that is registered.
+    pub fn folder(&self) -> Result<PathBuf> {
+        Ok(folder()?.join(&self.name))
+    }
+
     /// The bzImage.
     pub fn image(&self) -> Result<PathBuf> {
-        Ok(folder()?.join(&self.name).join(IMAGE))
+        Ok(self.folder()?.join(IMAGE))
     }
 
     /// The configuration.
     pub fn config(&self) -> Result<PathBuf> {
-        Ok(folder()?.join(&self.name).join(CONFIG))
+        Ok(self.folder()?.join(CONFIG))
     }
 }
 
