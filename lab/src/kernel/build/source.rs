@@ -291,6 +291,8 @@ fn check_out(tree: &Path, commit: &str, folder: &Path, progress: &Progress) -> R
     fs::create_dir_all(&to).with_context(|| format!("cannot create {}", to.display()))?;
     let work_tree = format!("--work-tree={}", to.display());
     let index = folder.join("index");
+    // The folder is locked for this build, so a lock of git is what a killed build has left.
+    let _ = fs::remove_file(folder.join("index.lock"));
     let words = [work_tree.as_str(), "read-tree", "-u", "--reset", full];
     git(tree, &words, Some(&index))
         .with_context(|| format!("cannot check out {short} into {}", to.display()))?;
@@ -365,6 +367,7 @@ mod tests {
         };
         let before = written("same.c");
         assert!(written("new.c").is_some() && before.is_some());
+        fs::write(folder.path().join("index.lock"), "").expect("as a killed git leaves it");
         unpack("one").expect("unpacks");
         assert_eq!((written("new.c"), written("same.c")), (None, before));
         let error = format!("{:#}", unpack("no-such").expect_err("unknown"));
