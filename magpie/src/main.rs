@@ -1,6 +1,6 @@
 //! The `magpie` command: stock kernels in virtual machines (`magpie lab`), measurements (`magpie
-//! bench`), whether a scheduler helps this machine (`magpie try`), and what the running scheduler does, as metrics (`magpie export`) and on a screen
-//! (`magpie top`).
+//! bench`), whether a scheduler helps this machine (`magpie try`), and what the running scheduler
+//! does: as metrics (`magpie export`), on a screen (`magpie top`), event by event (`magpie trace`).
 
 use std::process::ExitCode;
 
@@ -22,6 +22,7 @@ enum Command {
     Try(magpie_bench::trial::Args),
     Export(magpie_observe::export::Args),
     Top(magpie_observe::top::Args),
+    Trace(magpie_observe::trace::Args),
 }
 
 fn main() -> ExitCode {
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         Command::Try(args) => magpie_bench::trial::run(args),
         Command::Export(args) => magpie_observe::export::run(&args),
         Command::Top(args) => magpie_observe::top::run(&args),
+        Command::Trace(args) => magpie_observe::trace::run(&args),
     };
     match result {
         Ok(code) => ExitCode::from(code),

@@ -1,4 +1,5 @@
-//! Monitors a running scx_magpie: `magpie export` serves metrics, `magpie top` draws on a terminal.
+//! Monitors a running scx_magpie: `magpie export` serves metrics, `magpie top` draws on a terminal,
+//! `magpie trace` records events.
 //!
 //! ```text
 //!   scx_stats' socket   /sys/kernel/sched_ext   /sys/devices/system   /proc/stat
@@ -11,6 +12,8 @@
 //!                       export: metrics, http, textfile; top: app, screen, recording
 //! ```
 //!
+//! `trace` stands beside these: its events come from BPF programs in the kernel.
+//!
 //! The scheduler itself opens no port, because the usual units of schedulers forbid it: these
 //! programs ask the scheduler over its unix socket. Each file depends only on files above it in the
 //! picture.
@@ -22,6 +25,7 @@ mod sample;
 mod scheduler;
 pub mod top;
 mod topology;
+pub mod trace;
 
 pub use sample::{Sample, Source};
 pub use scheduler::{Cgroup, Cpu, Preferred};

@@ -1,6 +1,7 @@
 //! Where each online CPU is: its core, its LLC and its node, from sysfs.
 //!
-//! `scx_utils::Topology` would do, but it links libbpf into this program, which loads no BPF.
+//! `scx_utils::Topology` would do, but a replayed session and the tests need other roots than `/`,
+//! and the numbers that a screen shows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
