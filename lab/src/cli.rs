@@ -389,6 +389,7 @@ fn check_memory(guest: &mut Guest, machine: &Machine, memory: &Memory, timeout: 
         ("pointer chase", &check.chase),
         ("compare-and-swap of a line from", &check.transfers),
         ("strings", &check.strings),
+        ("fetch_add on one line", &check.contended),
     ];
     println!("memory, measured and (predicted):");
     for (what, figures) in rows {
@@ -409,7 +410,7 @@ fn check_memory(guest: &mut Guest, machine: &Machine, memory: &Memory, timeout: 
 
 /// Prints where the lines of all accesses came from since the boot, and how long they took.
 fn print_misses(counts: &MemoryCounts) {
-    let sources = counts.sources().map(|(name, served)| {
+    let sources = counts.causes().map(|(name, served)| {
         let ms = served.stall_ns as f64 / 1e6;
         format!("{name} {} ({ms:.1} ms)", served.count)
     });

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
-pub use self::memory::{Figure, MemoryCheck, run_memory};
+pub use self::memory::{Figure, MemoryCheck, run_contended, run_memory};
 
 use self::output::output_of;
 use crate::guest::Guest;

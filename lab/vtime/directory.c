@@ -166,7 +166,7 @@ static bool core_has(struct core *core, uint32_t line)
 }
 
 /* Return the source of a line that core b has, seen from core a. */
-static enum source distance(const struct core *a, const struct core *b)
+enum source core_distance(const struct core *a, const struct core *b)
 {
 	if (a->llc == b->llc)
 		return FROM_SAME_LLC;
@@ -216,7 +216,7 @@ static enum source drop_elsewhere(const struct core *core, uint32_t line, uint64
 			if (other->llc != core->llc)
 				had |= cache_remove(&llcs[other->llc], line);
 			if (had)
-				least = dearer(least, distance(core, other));
+				least = dearer(least, core_distance(core, other));
 		}
 	}
 	return least;
@@ -231,9 +231,9 @@ static enum source fetch_from_owner(struct core *core, struct core *owner, uint3
 	enum source source;
 
 	if (has)
-		source = distance(core, owner);
+		source = core_distance(core, owner);
 	else if (in_its_llc)
-		source = owner->llc == core->llc ? FROM_LLC : distance(core, owner);
+		source = owner->llc == core->llc ? FROM_LLC : core_distance(core, owner);
 	else
 		source = memory_home(core, line);
 	if (write && owner->llc != core->llc)

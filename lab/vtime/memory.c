@@ -48,7 +48,7 @@
 #define REORDER_INSNS 224
 /* An address less than this far beyond a loaded value is in what the value points to. */
 #define FIELD_BYTES 4096
-_Static_assert(NR_SOURCES <= MAX_SOURCES, "struct memory_counts has room for all");
+_Static_assert(NR_CAUSES <= MAX_CAUSES, "struct memory_counts has room for all");
 
 #define NR_STREAMS 8
 #define STREAM_TRAINED 2
@@ -77,50 +77,11 @@ struct cpu_memory {
 	struct stream streams[NR_STREAMS]; /* next_stream is the oldest */
 	unsigned int next_stream;
 	uint64_t rest_ps; /* stalls that the score lacks, less than an instruction takes */
+	uint64_t locked_line; /* virtual line of the last locked instruction's load */
 
-	uint64_t nr[NR_SOURCES], stall_ps[NR_SOURCES];
+	uint64_t nr[NR_CAUSES], stall_ps[NR_CAUSES];
 	uint64_t string_bytes, string_ps;
 } __attribute__((aligned(128)));
-
-struct memory_options memory_options = {
-	.overlapped = 0.25,
-	.stored = 0.3,
-	.streamed = 0.03,
-	.string_start_ns = 10,
-	.string_bytes_per_ns = 100,
-};
-
-/* The last one is NULL. */
-const char *const memory_source_names[NR_SOURCES + 1] = {
-	"l1", "l2", "llc", "sibling", "same_llc", "other_llc", "other_node", "dram", "remote_dram",
-};
-
-/* The numbers of the plugin's options; `memory` switches the model on. */
-const struct number_option memory_number_options[] = {
-	{ "memory", 0, 1, &memory_options.on },
-	{ "l1_kib", 1, 1 << 20, &memory_options.l1_kib },
-	{ "l1_ways", 1, 64, &memory_options.l1_ways },
-	{ "l2_kib", 1, 1 << 20, &memory_options.l2_kib },
-	{ "l2_ways", 1, 64, &memory_options.l2_ways },
-	{ "llc_kib", 1, 1 << 22, &memory_options.llc_kib },
-	{ "llc_ways", 1, 64, &memory_options.llc_ways },
-	{ "llc_cores", 1, MAX_VCPUS, &memory_options.llc_cores },
-	{ "l2_ns", 0, 10000, &memory_options.ns[FROM_L2] },
-	{ "llc_ns", 0, 10000, &memory_options.ns[FROM_LLC] },
-	{ "sibling_ns", 0, 10000, &memory_options.ns[FROM_SIBLING] },
-	{ "same_llc_ns", 0, 10000, &memory_options.ns[FROM_SAME_LLC] },
-	{ "other_llc_ns", 0, 10000, &memory_options.ns[FROM_OTHER_LLC] },
-	{ "other_node_ns", 0, 10000, &memory_options.ns[FROM_OTHER_NODE] },
-	{ "dram_ns", 0, 10000, &memory_options.ns[FROM_DRAM] },
-	{ "remote_dram_ns", 0, 10000, &memory_options.ns[FROM_REMOTE_DRAM] },
-	{ "overlapped", 0, 1, &memory_options.overlapped },
-	{ "stored", 0, 1, &memory_options.stored },
-	{ "streamed", 0, 1, &memory_options.streamed },
-	{ "string_start_ns", 0, 10000, &memory_options.string_start_ns },
-	{ "string_bytes_per_ns", 0.01, 10000, &memory_options.string_bytes_per_ns },
-	{ "ram_mib", 1, 1 << 20, &memory_options.ram_mib },
-	{ 0 },
-};
 
 static struct cpu_memory cpus[MAX_VCPUS];
 static uint64_t latency_ps[NR_SOURCES];
@@ -197,7 +158,8 @@ static void front_add(struct cpu_memory *c, uint64_t vaddr, uint32_t line, bool 
 	uint64_t *slot = front_slot(c, vaddr);
 
 	c->front.line[front_set(vaddr)][front_way(vaddr)] = line + 1;
-	WRITE_ONCE(*slot, tag_of(c, vaddr) | (writable ? TAG_WRITABLE : 0));
+	WRITE_ONCE(*slot,
+		   tag_of(c, vaddr) | (writable && !contention_is_on(line) ? TAG_WRITABLE : 0));
 }
 
 /* Let the local time of the vCPU advance, as if it had executed instructions. */
@@ -251,9 +213,37 @@ static double share(struct cpu_memory *c, const struct vcpu *v, uint64_t vaddr, 
 	return *v->score - c->last_miss < REORDER_INSNS ? memory_options.overlapped : 1;
 }
 
+/* Return the latency of a line that one CPU takes from another. */
+uint64_t memory_transfer_ps(unsigned int to, unsigned int from)
+{
+	const struct core *a = cpus[to].core, *b = cpus[from].core;
+
+	return latency_ps[a == b ? FROM_SIBLING : core_distance(a, b)];
+}
+
+/* A locked instruction was charged this latency. Let it wait for those of other CPUs too. */
+static void wait_for_others(unsigned int index, uint32_t line, enum source source,
+			    uint64_t latency_ps)
+{
+	const bool is_taken = source >= FROM_SIBLING && source <= FROM_OTHER_NODE;
+	struct cpu_memory *c = &cpus[index];
+	struct vcpu *v = &vcpus[index];
+	uint64_t ps;
+
+	line_lock(line);
+	ps = contention_wait(index, line, vcpu_local_ps(v) + c->rest_ps - latency_ps, is_taken,
+			     latency_ps);
+	line_unlock(line);
+	if (!ps)
+		return;
+	c->nr[WAIT_CONTENTION]++;
+	c->stall_ps[WAIT_CONTENTION] += ps;
+	stall(c, v, ps);
+}
+
 /* Count an access that L1 or something behind it served, and let the vCPU wait for it. */
-static void charge(unsigned int index, uint32_t info, uint64_t vaddr, enum access access,
-		   enum source source)
+static void charge(unsigned int index, uint32_t info, uint64_t vaddr, uint32_t line,
+		   enum access access, enum source source)
 {
 	struct cpu_memory *c = &cpus[index];
 	struct vcpu *v = &vcpus[index];
@@ -267,6 +257,8 @@ static void charge(unsigned int index, uint32_t info, uint64_t vaddr, enum acces
 		stall(c, v, ps);
 		c->last_miss = *v->score;
 	}
+	if (access == LOCKED && memory_options.contention)
+		wait_for_others(index, line, source, ps);
 	c->last_value = 0;
 	if (access == LOAD && qemu_plugin_mem_size_shift(info) == 3)
 		c->last_value = qemu_plugin_mem_get_value(info).data.u64;
@@ -317,7 +309,7 @@ __attribute__((noinline)) static void look_up(unsigned int index, uint32_t info,
 		source = hit_l1(c, entry, line, write);
 		front_add(c, vaddr, line, write);
 		core_unlock(c->core);
-		charge(index, info, vaddr, access, source);
+		charge(index, info, vaddr, line, access, source);
 		return;
 	}
 	core_unlock(c->core);
@@ -330,7 +322,7 @@ __attribute__((noinline)) static void look_up(unsigned int index, uint32_t info,
 	front_add(c, vaddr, line, write);
 	core_unlock(c->core);
 	line_unlock(line);
-	charge(index, info, vaddr, access, source);
+	charge(index, info, vaddr, line, access, source);
 }
 
 /* A load is free if the front has the line, whether or not the line may be written. */
@@ -360,12 +352,20 @@ static void store(unsigned int index, uint32_t info, uint64_t vaddr, void *userd
 		look_up(index, info, vaddr, STORE);
 }
 
-/* A locked instruction's load asks for the line once, to write it; its store is then free. */
+/* A locked instruction's load asks for the line once, to write it. */
 static void locked(unsigned int index, uint32_t info, uint64_t vaddr, void *userdata)
 {
 	(void)userdata;
+	cpus[index].locked_line = vaddr >> LINE_SHIFT;
 	if (__builtin_expect(!front_may_write(&cpus[index], vaddr), 0))
 		look_up(index, info, vaddr, LOCKED);
+}
+
+/* Its store is then free. */
+static void locked_store(unsigned int index, uint32_t info, uint64_t vaddr, void *userdata)
+{
+	if (cpus[index].locked_line != vaddr >> LINE_SHIFT)
+		locked(index, info, vaddr, userdata);
 }
 
 /* Before a string instruction that writes: charge what it costs whatever its length. */
@@ -448,7 +448,8 @@ static void watch(struct qemu_plugin_insn *insn)
 	case INSN_PLAIN:
 		break;
 	case INSN_LOCKED:
-		on_load = on_store = locked;
+		on_load = locked;
+		on_store = locked_store;
 		break;
 	case INSN_COPY:
 		on_exec = copy_begins;
@@ -472,11 +473,6 @@ static void watch(struct qemu_plugin_insn *insn)
 					 NULL);
 }
 
-bool memory_is_on(void)
-{
-	return memory_options.on;
-}
-
 /* Watch the accesses of a translated block. */
 void memory_watch(struct qemu_plugin_tb *tb)
 {
@@ -495,53 +491,11 @@ struct memory_counts memory_counts(unsigned int index)
 		.string_ns = c->string_ps / 1000,
 	};
 
-	for (int s = 0; s < NR_SOURCES; s++) {
+	for (int s = 0; s < NR_CAUSES; s++) {
 		counts.nr[s] = c->nr[s];
 		counts.stall_ns[s] = c->stall_ps[s] / 1000;
 	}
 	return counts;
-}
-
-/* Set the option llc_nodes: the node of each LLC, as in 0-0-1-1. Return false if malformed. */
-bool memory_set_nodes(const char *text)
-{
-	struct memory_options *o = &memory_options;
-	char *end;
-
-	for (o->nr_llcs = 0; o->nr_llcs < MAX_LLCS; text = end + 1) {
-		const unsigned long node = strtoul(text, &end, 10);
-
-		if (end == text || node >= MAX_NODES)
-			return false;
-		o->llc_node[o->nr_llcs++] = node;
-		if (node >= o->nr_nodes)
-			o->nr_nodes = node + 1;
-		if (*end != '-')
-			return !*end;
-	}
-	return false;
-}
-
-/* Return what is wrong with the options of the model, or NULL. */
-const char *memory_fault(void)
-{
-	const struct memory_options *o = &memory_options;
-
-	if (!o->on)
-		return NULL;
-	if (!o->nr_llcs || !o->llc_cores || !o->ram_mib)
-		return "memory=1 needs llc_nodes=, llc_cores= and ram_mib=";
-	if (options.threads > MAX_THREADS)
-		return "memory=1 takes at most 2 threads per core";
-	if (o->l1_kib * 1024 < o->l1_ways * LINE_BYTES ||
-	    o->l2_kib * 1024 < o->l2_ways * LINE_BYTES)
-		return "memory=1: a cache is smaller than one set";
-	if ((uint64_t)(o->llc_kib * 1024 / LINE_BYTES / o->llc_ways) % LINE_LOCKS ||
-	    o->llc_kib * 1024 < o->llc_ways * LINE_BYTES * LINE_LOCKS)
-		return "memory=1: llc_kib must be a multiple of 16 times llc_ways";
-	if (memory_top() >> LINE_SHIFT > MAX_LINES)
-		return "memory=1 takes at most 30 GiB of guest memory";
-	return NULL;
 }
 
 /* Make the model as the options say, and give each vCPU its core. */
@@ -557,6 +511,7 @@ void memory_init(void)
 	node_bytes = ram_bytes() / o->nr_nodes;
 	ps_per_kib = 1024 * 1000 / o->string_bytes_per_ns;
 	directory_init();
+	contention_init();
 	/*
 	 * QEMU numbers CPUs in the order of slots. An LLC with fewer cores than
 	 * others has slots without a CPU.

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What memory costs: declarations that memory.c, directory.c, cache.c and insn.c share.
+ * What memory costs: declarations that the files of the model share.
  *
  *	insn.c		which instructions are strings, are locked, or change the address space
  *	memory.c	an access of translated code: is it free, and if not, what does it cost?
  *	directory.c	coherence: which core or memory serves a line that L1 lacks
  *	cache.c		one cache: sets, ways, the least recently used line
+ *	contention.c	lines that several CPUs write at the same time
+ *	memory_options.c	the model's part of the plugin's options
  *
  * A *line* is a guest-physical address divided by 64.
  */
@@ -44,6 +46,8 @@ enum source {
 	FROM_DRAM,
 	FROM_REMOTE_DRAM,
 	NR_SOURCES,
+	WAIT_CONTENTION = NR_SOURCES, /* no source, but a cause of stalls: see contention.c */
+	NR_CAUSES,
 };
 
 struct cache {
@@ -75,6 +79,7 @@ struct memory_options {
 	double ns[NR_SOURCES];
 	double overlapped, stored, streamed; /* shares of a latency */
 	double string_start_ns, string_bytes_per_ns;
+	double contention; /* contention.c is on */
 	double ram_mib; /* guest memory, divided evenly among the nodes */
 	unsigned int nr_llcs, nr_nodes;
 	unsigned int llc_node[MAX_LLCS];
@@ -103,9 +108,18 @@ enum source directory_fetch(struct core *core, uint32_t line, bool write, bool *
 void directory_fill(struct core *core, uint32_t line, bool writable);
 bool front_forget(struct core *core, uint32_t line);
 
+enum source core_distance(const struct core *a, const struct core *b);
+
+/* contention.c */
+void contention_init(void);
+bool contention_is_on(uint32_t line);
+uint64_t contention_wait(unsigned int cpu, uint32_t line, int64_t now_ps, bool is_taken,
+			 uint64_t latency_ps);
+
 /* memory.c */
 enum source memory_home(const struct core *core, uint32_t line);
 uint64_t memory_top(void);
+uint64_t memory_transfer_ps(unsigned int to, unsigned int from);
 
 /* insn.c */
 enum insn_kind {

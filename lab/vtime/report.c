@@ -21,15 +21,15 @@ void report_start(const char *target)
 	target_name = target;
 }
 
-/* Write the misses of one vCPU or of all, by the source of the line, and the time they took. */
+/* Write the stalls of one vCPU or of all, by their cause: most often the source of a line. */
 static void write_memory(FILE *f, const struct memory_counts *counts)
 {
 	const char *comma = "";
 
 	fprintf(f, "{");
-	for (int s = 0; memory_source_names[s]; s++) {
+	for (int s = 0; memory_cause_names[s]; s++) {
 		fprintf(f, "%s\"%s\": {\"count\": %" PRIu64 ", \"stall_ns\": %" PRIu64 "}", comma,
-			memory_source_names[s], counts->nr[s], counts->stall_ns[s]);
+			memory_cause_names[s], counts->nr[s], counts->stall_ns[s]);
 		comma = ", ";
 	}
 	fprintf(f, ", \"string_bytes\": %" PRIu64 ", \"string_ns\": %" PRIu64 "}",
@@ -51,7 +51,7 @@ static void write_all_memory(FILE *f)
 		const struct memory_counts *counts = &vcpu_memory[i];
 
 		vcpu_memory[i] = memory_counts(i);
-		for (int s = 0; s < MAX_SOURCES; s++) {
+		for (int s = 0; s < MAX_CAUSES; s++) {
 			all.nr[s] += counts->nr[s];
 			all.stall_ns[s] += counts->stall_ns[s];
 		}

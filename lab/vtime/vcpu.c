@@ -68,12 +68,18 @@ static void remember_cond(const pthread_cond_t *cond, struct vcpu *v)
 	__atomic_store_n(&conds[i].cond, cond, __ATOMIC_RELEASE);
 }
 
+/* Local time in picoseconds, of a vCPU that has executed. The vCPU's own thread only. */
+int64_t vcpu_local_ps(const struct vcpu *v)
+{
+	return v->local_ns * 1000 + (int64_t)((*v->score - v->counted) * v->cost_ps + v->rest_ps);
+}
+
 /* Local time, with what was executed since the last count. The vCPU's own thread only. */
 int64_t vcpu_local_now(const struct vcpu *v)
 {
 	if (!v->score)
 		return v->local_ns;
-	return v->local_ns + (int64_t)((*v->score - v->counted) * v->cost_ps + v->rest_ps) / 1000;
+	return vcpu_local_ps(v) / 1000;
 }
 
 /* Turn what was executed since the last count into local time. The vCPU's own thread only. */

@@ -123,12 +123,12 @@ struct number_option {
 	double *value;
 };
 
-/* Sources of lines: enum source of memory.h. */
-#define MAX_SOURCES 16
+/* Sources of lines and other causes of stalls: enum source of memory.h. */
+#define MAX_CAUSES 16
 
 /* What the memory model counted on a vCPU. */
 struct memory_counts {
-	uint64_t nr[MAX_SOURCES], stall_ns[MAX_SOURCES];
+	uint64_t nr[MAX_CAUSES], stall_ns[MAX_CAUSES];
 	uint64_t string_bytes, string_ns;
 };
 
@@ -161,6 +161,7 @@ void turn_dump(void);
 void vcpu_register(qemu_plugin_id_t id);
 int vcpu_exec(CPUState *cpu);
 int64_t vcpu_local_now(const struct vcpu *v);
+int64_t vcpu_local_ps(const struct vcpu *v);
 void vcpu_count(struct vcpu *v);
 void vcpu_start_quantum(struct vcpu *v);
 void vcpu_end_quantum_early(struct vcpu *v);
@@ -193,7 +194,7 @@ void smt_init(void);
 
 /* memory.c */
 extern const struct number_option memory_number_options[];
-extern const char *const memory_source_names[];
+extern const char *const memory_cause_names[];
 bool memory_set_nodes(const char *text);
 const char *memory_fault(void);
 void memory_init(void);

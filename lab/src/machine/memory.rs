@@ -33,6 +33,9 @@ pub struct Memory {
     /// Repeated string instructions, which copy and clear memory.
     #[serde(default)]
     pub string: StringCost,
+    /// Whether locked instructions on one line wait for each other (`lab/vtime/contention.c`).
+    #[serde(default = "on")]
+    pub contention: bool,
 }
 
 /// Size and ways of a cache.
@@ -102,6 +105,11 @@ pub struct StringCost {
     pub start_ns: f64,
     /// Bytes per nanosecond, if L1 has them.
     pub bytes_per_ns: f64,
+}
+
+/// The default of a part of the model that can be switched off.
+fn on() -> bool {
+    true
 }
 
 impl Default for Share {
@@ -234,7 +242,7 @@ impl Memory {
             "memory=1,l1_kib={},l1_ways={},l2_kib={},l2_ways={},llc_kib={},llc_ways={},l2_ns={},\
              llc_ns={},sibling_ns={},same_llc_ns={},other_llc_ns={},other_node_ns={},dram_ns={},\
              remote_dram_ns={},overlapped={},stored={},streamed={},string_start_ns={},\
-             string_bytes_per_ns={}",
+             string_bytes_per_ns={},contention={}",
             self.l1.kib,
             self.l1.ways,
             self.l2.kib,
@@ -253,7 +261,8 @@ impl Memory {
             share.stored,
             share.streamed,
             self.string.start_ns,
-            self.string.bytes_per_ns
+            self.string.bytes_per_ns,
+            u8::from(self.contention)
         )
     }
 }

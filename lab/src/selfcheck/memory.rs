@@ -21,6 +21,12 @@ const TRANSFER_PERCENT: f64 = 15.0;
 /// How far a repeated string instruction may be from its prediction, in percent.
 const STRING_PERCENT: f64 = 10.0;
 
+/// How far an addition to a line that all CPUs want may be from its prediction, in percent.
+const CONTENDED_PERCENT: f64 = 33.0;
+
+/// Numbers of CPUs that add to one line, as far as the machine has so many.
+const ADDERS: [usize; 3] = [2, 8, 32];
+
 /// Pairs of CPUs that are measured for each distance.
 const PAIRS: usize = 3;
 
@@ -42,6 +48,8 @@ pub struct MemoryCheck {
     pub transfers: Vec<Figure>,
     /// A repeated string instruction.
     pub strings: Vec<Figure>,
+    /// A `fetch_add` on a line to which several CPUs add at once: the time of one addition of each.
+    pub contended: Vec<Figure>,
 }
 
 /// One figure beside its prediction.
@@ -79,8 +87,13 @@ impl fmt::Display for Figure {
 impl MemoryCheck {
     /// Whether all figures are near to their predictions.
     pub fn holds(&self) -> bool {
-        let all = [&self.chase, &self.transfers, &self.strings];
-        all.into_iter().flatten().all(Figure::holds)
+        self.figures().all(Figure::holds)
+    }
+
+    /// All figures.
+    pub fn figures(&self) -> impl Iterator<Item = &Figure> {
+        let all = [&self.chase, &self.transfers, &self.strings, &self.contended];
+        all.into_iter().flatten()
     }
 }
 
@@ -96,18 +109,26 @@ pub fn run_memory(
     memory: &Memory,
     timeout: Duration,
 ) -> Result<MemoryCheck> {
-    let mut run = Run {
-        guest,
-        timeout,
-        memory,
-        instruction_ns: 1000.0 / machine.time()?.mips,
-        cpus: machine.online(),
-    };
+    let mut run = Run::new(guest, machine, memory, timeout)?;
     Ok(MemoryCheck {
         chase: run.chase()?,
         transfers: run.transfers()?,
         strings: run.strings()?,
+        contended: run.contended()?,
     })
+}
+
+/// Runs the part of [`run_memory`] in which several CPUs add to one line.
+///
+/// # Errors
+/// As [`run_memory`].
+pub fn run_contended(
+    guest: &mut Guest,
+    machine: &Machine,
+    memory: &Memory,
+    timeout: Duration,
+) -> Result<Vec<Figure>> {
+    Run::new(guest, machine, memory, timeout)?.contended()
 }
 
 /// A run of the self-check, and what its predictions depend on.
@@ -119,7 +140,23 @@ struct Run<'a> {
     cpus: Vec<Cpu>,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    /// A run on that machine.
+    fn new(
+        guest: &'a mut Guest,
+        machine: &Machine,
+        memory: &'a Memory,
+        timeout: Duration,
+    ) -> Result<Self> {
+        Ok(Run {
+            guest,
+            timeout,
+            memory,
+            instruction_ns: 1000.0 / machine.time()?.mips,
+            cpus: machine.online(),
+        })
+    }
+
     /// Runs `memory-check` and returns the figures that it prints.
     fn measure(&mut self, arguments: &[String]) -> Result<Vec<f64>> {
         let mut argv = vec!["memory-check".to_string()];
@@ -222,6 +259,36 @@ impl Run<'_> {
             })
             .collect())
     }
+
+    /// Measures additions to one line by 2, 8 and 32 CPUs.
+    fn contended(&mut self) -> Result<Vec<Figure>> {
+        let mut figures = Vec::new();
+        for nr in ADDERS {
+            let adders = spread(&self.cpus, nr);
+            if adders.len() < nr {
+                continue;
+            }
+            let mut arguments = vec!["contend".to_string()];
+            arguments.extend(adders.iter().map(|cpu| cpu.number.to_string()));
+            let measured = self.measure(&arguments)?;
+            ensure!(measured.len() == 1, "memory-check printed {measured:?}");
+            figures.push(Figure {
+                what: format!("{nr} CPUs"),
+                measured_ns: measured[0],
+                // The line visits all of them between two additions of one.
+                predicted_ns: nr as f64 * mean_transfer(self.memory, &adders),
+                tolerance_percent: CONTENDED_PERCENT,
+            });
+        }
+        Ok(figures)
+    }
+}
+
+/// Returns `nr` of the CPUs, as evenly spread over the machine as possible, or fewer if there are
+/// not so many.
+fn spread(cpus: &[Cpu], nr: usize) -> Vec<Cpu> {
+    let nr = nr.min(cpus.len());
+    (0..nr).map(|i| cpus[i * cpus.len() / nr]).collect()
 }
 
 /// A step of the chase: its name, its size, and the latency that the table has for that size.
@@ -277,6 +344,30 @@ struct Distance {
     pairs: Vec<(u32, u32)>,
 }
 
+/// Nanoseconds of a line's way between two CPUs.
+fn transfer_ns(memory: &Memory, a: &Cpu, b: &Cpu) -> f64 {
+    let ns = &memory.transfer_ns;
+    if a.core == b.core {
+        ns.sibling
+    } else if a.llc == b.llc {
+        ns.same_llc
+    } else if a.node == b.node {
+        ns.other_llc
+    } else {
+        ns.other_node
+    }
+}
+
+/// Returns the mean of a line's way between two different CPUs of these.
+fn mean_transfer(memory: &Memory, cpus: &[Cpu]) -> f64 {
+    let pairs = cpus.iter().flat_map(|a| cpus.iter().map(move |b| (a, b)));
+    let ways: Vec<f64> = pairs
+        .filter(|(a, b)| a.number != b.number)
+        .map(|(a, b)| transfer_ns(memory, a, b))
+        .collect();
+    ways.iter().sum::<f64>() / ways.len() as f64
+}
+
 /// Returns all distances. One that the machine does not have has no pairs.
 fn distances(memory: &Memory, cpus: &[Cpu]) -> [Distance; 4] {
     let distance = |what, latency_ns, is_so: &dyn Fn(&Cpu, &Cpu) -> bool| Distance {
@@ -299,7 +390,7 @@ fn distances(memory: &Memory, cpus: &[Cpu]) -> [Distance; 4] {
 
 #[cfg(test)]
 mod tests {
-    use super::{distances, steps};
+    use super::{distances, mean_transfer, spread, steps};
     use crate::Machine;
 
     #[test]
@@ -312,6 +403,24 @@ mod tests {
             kib,
             [16, 24, 48, 96, 128, 192, 384, 768, 1024, 1536, 3072, 6144]
         );
+    }
+
+    #[test]
+    fn a_line_visits_all_cpus_between_two_additions_of_one() {
+        let machine = Machine::preset("vt8-mem").expect("preset");
+        let memory = machine
+            .virtual_time
+            .as_ref()
+            .and_then(|time| time.memory.as_ref())
+            .expect("a machine with memory");
+        let two = spread(&machine.layout(), 2);
+        assert_eq!([two[0].number, two[1].number], [0, 4]);
+        assert_eq!(mean_transfer(memory, &two), 100.0);
+        // Of the others of each CPU 1 is its sibling, 2 are in its LLC and 4 in another.
+        let all = spread(&machine.layout(), 8);
+        let mean = (8.0 + 2.0 * 25.0 + 4.0 * 100.0) / 7.0;
+        assert!((mean_transfer(memory, &all) - mean).abs() < 1e-9);
+        assert_eq!(spread(&machine.layout(), 32).len(), 8);
     }
 
     #[test]

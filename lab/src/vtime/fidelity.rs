@@ -92,7 +92,7 @@ pub struct VcpuFidelity {
     pub memory: Option<MemoryCounts>,
 }
 
-/// Accesses by where the line came from. Those of L1 are counted only if they were looked up by
+/// Accesses by where the line came from, or what else they waited for. Those of L1 are counted only if they were looked up by
 /// physical address.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MemoryCounts {
@@ -114,13 +114,15 @@ pub struct MemoryCounts {
     pub dram: Served,
     /// The memory of another node.
     pub remote_dram: Served,
+    /// Locked instructions that waited for those of other CPUs on the same line.
+    pub contention: Served,
     /// Bytes that repeated string instructions wrote.
     pub string_bytes: u64,
     /// Virtual nanoseconds that those instructions took, without their misses.
     pub string_ns: u64,
 }
 
-/// How many accesses one source served.
+/// How many accesses one source served, or waited for one other cause.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Served {
     /// Accesses.
@@ -130,8 +132,8 @@ pub struct Served {
 }
 
 impl MemoryCounts {
-    /// Each source beyond L1, with its name in reports.
-    pub fn sources(&self) -> [(&'static str, Served); 8] {
+    /// Each cause of stalls, most of them a source of lines beyond L1, with its name in reports.
+    pub fn causes(&self) -> [(&'static str, Served); 9] {
         [
             ("L2", self.l2),
             ("LLC", self.llc),
@@ -141,6 +143,7 @@ impl MemoryCounts {
             ("other node", self.other_node),
             ("DRAM", self.dram),
             ("remote DRAM", self.remote_dram),
+            ("contention", self.contention),
         ]
     }
 }

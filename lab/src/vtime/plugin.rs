@@ -38,6 +38,8 @@ sources!(
     "clock.c",
     "smt.c",
     "memory.c",
+    "memory_options.c",
+    "contention.c",
     "directory.c",
     "cache.c",
     "insn.c",

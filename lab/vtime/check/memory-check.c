@@ -7,10 +7,11 @@
  *	memory-check transfer A B		CPU B takes lines that CPU A has written,
  *						beyond what it takes for its own
  *	memory-check copy CPU BYTES...		repeated string stores into L1
+ *	memory-check contend CPU CPU...		all add to one word at the same time
  *
  * Each line of output is one figure in nanoseconds, in the order of the arguments:
- * of one load, of one compare-and-swap, of one string instruction. Exits with 2 for
- * wrong usage.
+ * of one load, of one compare-and-swap, of one string instruction, of one addition of
+ * each CPU. Exits with 2 for wrong usage.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -29,6 +30,8 @@
 #define HANDOVERS 1001 /* longer together than the kernel's other work, so a median is right */
 #define LEAST_LOADS 32768
 #define LINES 64 /* of a transfer: few, so that L1 keeps them */
+#define MAX_ADDERS 1024
+#define ADDITIONS 200 /* of a CPU between two looks at the clock */
 
 static uint64_t random_number(void)
 {
@@ -229,6 +232,65 @@ static int copy(int cpu, int nr, char **sizes)
 	return 0;
 }
 
+/* Each has a line of its own. */
+static uint64_t counter __attribute__((aligned(2 * LINE)));
+static uint64_t nr_ready __attribute__((aligned(2 * LINE)));
+static bool has_measured __attribute__((aligned(2 * LINE)));
+
+/* A thread that adds to the counter until the figure is there. */
+static void *add_as_well(void *cpu)
+{
+	pin(*(int *)cpu);
+	__atomic_fetch_add(&nr_ready, 1, __ATOMIC_SEQ_CST);
+	while (!__atomic_load_n(&has_measured, __ATOMIC_RELAXED))
+		__atomic_fetch_add(&counter, 1, __ATOMIC_RELAXED);
+	return NULL;
+}
+
+/*
+ * Return what an addition takes each of the threads. A median, because a CPU is alone
+ * with the counter while another one is interrupted.
+ */
+static double add(int nr_threads)
+{
+	double taken[ROUNDS];
+
+	for (int r = 0; r < ROUNDS; r++) {
+		const double start = now_ns();
+		const uint64_t before = counter;
+
+		for (int i = 0; i < ADDITIONS; i++)
+			__atomic_fetch_add(&counter, 1, __ATOMIC_RELAXED);
+		taken[r] = (now_ns() - start) * nr_threads / (counter - before);
+	}
+	return median(taken, ROUNDS);
+}
+
+/* Print the time of an addition to a word to which all these CPUs add. */
+static int contend(int nr, char **arguments)
+{
+	static int cpus[MAX_ADDERS];
+	static pthread_t threads[MAX_ADDERS];
+
+	if (nr > MAX_ADDERS)
+		nr = MAX_ADDERS;
+	pin(atoi(arguments[0]));
+	for (int i = 1; i < nr; i++) {
+		cpus[i] = atoi(arguments[i]);
+		if (pthread_create(&threads[i], NULL, add_as_well, &cpus[i])) {
+			perror("memory-check: cannot start a thread");
+			return 2;
+		}
+	}
+	while (__atomic_load_n(&nr_ready, __ATOMIC_ACQUIRE) < (uint64_t)nr - 1)
+		;
+	printf("%.3f\n", add(nr));
+	__atomic_store_n(&has_measured, true, __ATOMIC_RELAXED);
+	for (int i = 1; i < nr; i++)
+		pthread_join(threads[i], NULL);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "";
@@ -239,7 +301,9 @@ int main(int argc, char **argv)
 		return transfer(atoi(argv[2]), atoi(argv[3]));
 	if (!strcmp(what, "copy") && argc > 3)
 		return copy(atoi(argv[2]), argc - 3, argv + 3);
+	if (!strcmp(what, "contend") && argc > 3)
+		return contend(argc - 2, argv + 2);
 	fprintf(stderr, "usage: memory-check chase CPU HOME KIB... | transfer A B | "
-			"copy CPU BYTES...\n");
+			"copy CPU BYTES... | contend CPU CPU...\n");
 	return 2;
 }

@@ -2,7 +2,7 @@
 //! machine without the table measures others, and a deterministic machine repeats its misses.
 
 use anyhow::{Context, Result, ensure};
-use magpie_lab::selfcheck::{self, MemoryCheck};
+use magpie_lab::selfcheck::{self, Figure, MemoryCheck};
 use magpie_lab::vtime::memory_program;
 use magpie_lab::{Machine, Memory, Progress};
 use magpie_tests::scheduler::PATIENCE;
@@ -17,8 +17,7 @@ fn small_memory() -> Result<Memory> {
 
 /// Returns the figures that are too far from their predictions, one a line.
 fn wrong(check: &MemoryCheck) -> String {
-    let all = [&check.chase, &check.transfers, &check.strings];
-    let wrong = all.into_iter().flatten().filter(|figure| !figure.holds());
+    let wrong = check.figures().filter(|figure| !figure.holds());
     wrong.map(|figure| format!("{figure}\n")).collect()
 }
 
@@ -29,16 +28,19 @@ fn memory_costs_what_the_table_says() -> Result<()> {
     let check = selfcheck::run_memory(&mut guest, &machine, &small_memory()?, PATIENCE)?;
     ensure!(check.holds(), "{}", wrong(&check));
     ensure!(
-        check.chase.len() == 12 && check.transfers.len() == 3 && check.strings.len() == 2,
+        check.chase.len() == 12
+            && check.transfers.len() == 3
+            && check.strings.len() == 2
+            && check.contended.len() == 2,
         "{check:?}"
     );
     let fidelity = guest.fidelity()?.context("a machine in virtual time")?;
     let counts = fidelity.memory.context("a machine with memory")?;
-    for (source, served) in counts.sources() {
-        let is_there = !matches!(source, "other node" | "remote DRAM");
+    for (cause, served) in counts.causes() {
+        let is_there = !matches!(cause, "other node" | "remote DRAM");
         ensure!(
             (served.count > 0 && served.stall_ns > 0) == is_there,
-            "{source}: {served:?}"
+            "{cause}: {served:?}"
         );
     }
     let of_cpus = fidelity
@@ -56,19 +58,50 @@ fn memory_costs_what_the_table_says() -> Result<()> {
 #[test]
 fn without_the_table_memory_costs_nothing() -> Result<()> {
     let program = memory_program(&Progress::default())?;
-    let mut guest = boot("vt2", |options| options.files.push(program))?;
-    let machine = Machine::find("vt2")?;
+    let mut guest = boot("vt4", |options| options.files.push(program))?;
+    let machine = Machine::find("vt4")?;
     let check = selfcheck::run_memory(&mut guest, &machine, &small_memory()?, PATIENCE)?;
     let beyond_l1 = |what: &str| !what.starts_with("L1") && !what.starts_with("L2");
-    let right: Vec<_> = [&check.chase, &check.transfers, &check.strings]
-        .into_iter()
-        .flatten()
+    let right: Vec<_> = check
+        .figures()
         .filter(|figure| beyond_l1(&figure.what) && figure.holds())
         .collect();
     ensure!(right.is_empty(), "{right:?}");
     let fidelity = guest.fidelity()?.context("a machine in virtual time")?;
     ensure!(fidelity.memory.is_none(), "{fidelity:?}");
     guest.into_guest().shutdown()
+}
+
+/// Measures what an addition takes 2, 8 and 32 CPUs that add to one line.
+fn additions(contention: bool) -> Result<Vec<Figure>> {
+    let mut machine = Machine::find("vt8-mem")?;
+    machine.llc[0].count = 4;
+    machine.llc[0].cores = 4;
+    let mut memory = small_memory()?;
+    memory.contention = contention;
+    let time = machine.virtual_time.as_mut();
+    time.context("vt8-mem is in virtual time")?.memory = Some(memory.clone());
+    let mut guest = boot("vt8-mem", |options| options.machine = machine.clone())?;
+    let figures = selfcheck::run_contended(&mut guest, &machine, &memory, PATIENCE)?;
+    guest.into_guest().shutdown()?;
+    ensure!(figures.len() == 3, "{figures:?}");
+    Ok(figures)
+}
+
+#[test]
+fn a_contended_line_visits_each_cpu_in_turn() -> Result<()> {
+    let figures = additions(true)?;
+    ensure!(figures.iter().all(Figure::holds), "{figures:?}");
+    Ok(())
+}
+
+/// Without the rule a CPU has the line for a whole turn, and the test above would fail.
+#[test]
+fn without_contention_a_line_costs_as_little_as_one_cpu_alone_pays() -> Result<()> {
+    let figures = additions(false)?;
+    let cheap = |figure: &Figure| figure.measured_ns < figure.predicted_ns / 5.0;
+    ensure!(figures.iter().all(cheap), "{figures:?}");
+    Ok(())
 }
 
 #[test]
