@@ -31,5 +31,6 @@ mod scheduler_stranded;
 mod scheduler_survival;
 mod scheduler_throttled;
 mod scheduler_wakeup;
+mod trace;
 mod vtime_machine;
 mod vtime_memory;
