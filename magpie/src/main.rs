@@ -4,7 +4,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Boot stock kernels in virtual machines, measure schedulers, and watch scx_magpie.
 #[derive(Debug, Parser)]
@@ -23,6 +23,9 @@ enum Command {
     Export(magpie_observe::export::Args),
     Top(magpie_observe::top::Args),
     Trace(magpie_observe::trace::Args),
+    /// Print the manual page
+    #[command(hide = true)]
+    Man,
 }
 
 fn main() -> ExitCode {
@@ -33,6 +36,9 @@ fn main() -> ExitCode {
         Command::Export(args) => magpie_observe::export::run(&args),
         Command::Top(args) => magpie_observe::top::run(&args),
         Command::Trace(args) => magpie_observe::trace::run(&args),
+        Command::Man => magpie_manual::write(Arguments::command(), "1", &mut std::io::stdout())
+            .map(|()| 0)
+            .map_err(Into::into),
     };
     match result {
         Ok(code) => ExitCode::from(code),

@@ -246,10 +246,7 @@ pub fn print_completions(shell: clap_complete::Shell) {
 /// # Errors
 /// When standard output cannot be written.
 pub fn print_manual() -> Result<()> {
-    clap_mangen::Man::new(Options::command())
-        .manual("System Administration")
-        .section("8")
-        .render(&mut io::stdout())
+    magpie_manual::write(Options::command(), "8", &mut io::stdout())
         .context("writing the manual page to standard output")
 }
 

@@ -27,10 +27,11 @@ mod times;
 mod video;
 mod wakeup;
 
+use std::io;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 #[derive(Parser)]
 #[command(
@@ -66,6 +67,9 @@ enum Load {
     IdleWatch(idle_watch::Args),
     Wakeup(wakeup::Args),
     CoreSharing(core_sharing::Args),
+    /// Print the manual page
+    #[command(hide = true)]
+    Man,
 }
 
 /// The result of a subcommand, printed in one of two forms.
@@ -92,6 +96,12 @@ fn main() -> ExitCode {
     }
 }
 
+/// Prints the manual page, made from the options.
+fn print_manual() -> Result<bool> {
+    magpie_manual::write(Args::command(), "1", &mut io::stdout())?;
+    Ok(true)
+}
+
 fn run(load: Load) -> Result<bool> {
     let (finding, json) = match load {
         Load::Hogs(args) => (hogs::run(&args)?, args.json),
@@ -112,6 +122,7 @@ fn run(load: Load) -> Result<bool> {
         Load::IdleWatch(args) => (idle_watch::run(&args)?, args.json),
         Load::Wakeup(args) => (wakeup::run(&args)?, args.json),
         Load::CoreSharing(args) => (core_sharing::run(&args)?, args.json),
+        Load::Man => return print_manual(),
     };
     if json {
         println!("{}", finding.json);
