@@ -16,6 +16,7 @@
 //! | `load.rs` | settings and topology into the BPF object, and its load |
 //! | `scheduler.rs` | the running scheduler: attach, serve, take down |
 //! | `readings.rs` | the BPF side's memory, read |
+//! | `service.rs` | what systemd is told |
 //! | `counters.rs` | events, as numbers and as sentences |
 //! | `cpus.rs` | what each CPU has measured |
 //! | `cgroups.rs` | what each cgroup gets |
@@ -54,6 +55,7 @@ mod readings;
 mod scheduler;
 mod stats;
 mod topology;
+mod service;
 mod virtual_machine;
 
 use std::env;

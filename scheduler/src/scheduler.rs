@@ -25,6 +25,7 @@ use crate::kernel_mask::KernelMask;
 use crate::preferred::{Change, PreferredStatus};
 use crate::preferred_bpf;
 use crate::readings;
+use crate::service::Watchdog;
 use crate::stats::{self, Answer, Request};
 
 /// How soon a request, a wish to stop, or the kernel's decision to stop is seen.
@@ -101,8 +102,10 @@ impl<'a> Scheduler<'a> {
     /// When the kernel ended the scheduler because of an error, with the kernel's reason; its debug
     /// dump is printed to standard error.
     pub fn serve(mut self, stop: &AtomicBool) -> Result<UserExitInfo> {
+        let mut watchdog = Watchdog::ready();
         let (answer, request) = self.stats.channels();
         while !stop.load(Ordering::Relaxed) && !uei_exited!(&self.skel, uei) {
+            watchdog.feed();
             // recv_timeout() would yield some ten times before it sleeps. On a busy machine each
             // yield lasts a slice, in which this thread is one more waiting task.
             match request.try_recv() {
