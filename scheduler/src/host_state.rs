@@ -304,15 +304,14 @@ fn put_back(root: &Path, saved: &mut Saved) -> Result<()> {
 }
 
 /// Writes the state file. A new file is renamed into place, so that a crash leaves either the old
-/// state or the new one.
+/// state or the new one. It is not synced, because /run does not outlive the kernel, and because the
+/// unit of scx_loader forbids that.
 fn save(root: &Path, saved: &Saved) -> Result<()> {
     let path = root.join(STATE_FILE);
     let next = path.with_extension("new");
     let write = || -> io::Result<()> {
         fs::create_dir_all(path.parent().unwrap_or(root))?;
-        let mut file = fs::File::create(&next)?;
-        file.write_all(&serde_json::to_vec_pretty(saved)?)?;
-        file.sync_all()?;
+        fs::write(&next, serde_json::to_vec_pretty(saved)?)?;
         fs::rename(&next, &path)
     };
     write().with_context(|| {
