@@ -10,8 +10,12 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// The oldest kernel that can run the BPF side. sched_ext is in mainline since 6.12, but
-/// scx_bpf_select_cpu_and() came with this version.
+/// [`NEEDED_KFUNC`] came with this version.
 const FIRST_KERNEL: (u32, u32) = (6, 17);
+
+/// The newest of the kernel's functions that the BPF side cannot do without. Later kernels put
+/// underscores before the name.
+const NEEDED_KFUNC: &str = "scx_bpf_select_cpu_and";
 
 /// How long to wait for another scheduler that is leaving.
 const LEAVING_TIMEOUT: Duration = Duration::from_secs(5);
@@ -30,6 +34,17 @@ pub enum Obstacle {
         FIRST_KERNEL.0, FIRST_KERNEL.1
     )]
     KernelTooOld {
+        /// As `uname -r` prints it.
+        release: String,
+    },
+
+    /// The kernel has sched_ext, but one that is older than the BPF side.
+    #[error(
+        "the sched_ext of kernel {release} is too old: it lacks {NEEDED_KFUNC}(), which came with \
+         Linux {}.{}.\nBoot that or a later kernel; {WHERE_TO_GET_ONE}",
+        FIRST_KERNEL.0, FIRST_KERNEL.1
+    )]
+    SchedExtTooOld {
         /// As `uname -r` prints it.
         release: String,
     },
@@ -134,16 +149,29 @@ impl Host {
             self.has("proc/config.gz") || self.has(&format!("boot/config-{}", release()));
         let is_old = version(&release()).is_some_and(|version| version < FIRST_KERNEL);
         let has_sched_ext = self.has("sys/kernel/sched_ext");
+        let has_btf = self.has("sys/kernel/btf/vmlinux");
+        let lacks_kfunc = has_sched_ext && has_btf && !self.btf_names(NEEDED_KFUNC);
         [
             (!has_sched_ext && is_old).then(|| Obstacle::KernelTooOld { release: release() }),
             (!has_sched_ext && !is_old).then(|| Obstacle::NoSchedExt { release: release() }),
-            (!self.has("sys/kernel/btf/vmlinux")).then(|| Obstacle::NoBtf { release: release() }),
+            lacks_kfunc.then(|| Obstacle::SchedExtTooOld { release: release() }),
+            (!has_btf).then(|| Obstacle::NoBtf { release: release() }),
             (!has_config).then(|| Obstacle::NoKernelConfig { release: release() }),
             (!self.may_load()).then_some(Obstacle::NoPermission),
         ]
         .into_iter()
         .flatten()
         .collect()
+    }
+
+    /// Returns whether the name of a function, with anything before it, is in the kernel's BTF. If
+    /// that cannot be read the kernel decides, so the answer is yes.
+    fn btf_names(&self, function: &str) -> bool {
+        let Ok(btf) = fs::read(self.root.join("sys/kernel/btf/vmlinux")) else {
+            return true;
+        };
+        let mut names = btf.split(|byte| *byte == 0);
+        names.any(|name| name.ends_with(function.as_bytes()))
     }
 
     /// Returns whether this process may load BPF schedulers. Where its capabilities are unknown the
@@ -254,7 +282,7 @@ mod tests {
                 .file("proc/sys/kernel/osrelease", "7.2.12+deb14-cloud-amd64\n")
                 .file("proc/self/status", "Name:\tx\nCapEff:\t000001ffffffffff\n")
                 .file("sys/kernel/sched_ext/state", "disabled\n")
-                .file("sys/kernel/btf/vmlinux", "")
+                .file("sys/kernel/btf/vmlinux", "\0__scx_bpf_select_cpu_and\0")
                 .file(
                     "boot/config-7.2.12+deb14-cloud-amd64",
                     "CONFIG_PREEMPT_RCU=y\n",
@@ -310,6 +338,26 @@ mod tests {
         // 6.9 is older than 6.17 although it sorts behind it as text.
         let older = old.file("proc/sys/kernel/osrelease", "6.9.1\n");
         assert!(matches!(older.check(), Err(Obstacle::KernelTooOld { .. })));
+    }
+
+    #[test]
+    fn a_sched_ext_that_lacks_a_function_is_too_old() {
+        for btf in [
+            "\0scx_bpf_select_cpu_dfl\0",
+            "\0scx_bpf_select_cpu_and_more\0",
+        ] {
+            let old = Machine::good()
+                .file("sys/kernel/btf/vmlinux", btf)
+                .file("proc/sys/kernel/osrelease", "6.14.0-37-generic\n")
+                .file("boot/config-6.14.0-37-generic", "");
+            let expected = Obstacle::SchedExtTooOld {
+                release: "6.14.0-37-generic".into(),
+            };
+            assert_eq!(old.check(), Err(expected));
+            let text = old.obstacle();
+            let parts = ["scx_bpf_select_cpu_and()", "Linux 6.17", "Debian's kernels"];
+            assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+        }
     }
 
     #[test]

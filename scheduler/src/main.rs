@@ -11,12 +11,13 @@
 //! | `mechanisms.rs` | the mechanisms, their files and switches |
 //! | `check.rs` | whether the scheduler can run here, and the remedy where it cannot |
 //! | `readiness.rs` | `scx_magpie check`: also which mechanisms would be active |
+//! | `frequency.rs` | who decides how fast the CPUs run |
 //! | `virtual_machine.rs` | whether there is a host that can take CPU time away |
 //! | `topology.rs` | where each CPU is, in the form that the BPF side searches |
 //! | `load.rs` | settings and topology into the BPF object, and its load |
 //! | `scheduler.rs` | the running scheduler: attach, serve, take down |
-//! | `readings.rs` | the BPF side's memory, read |
 //! | `service.rs` | what systemd is told |
+//! | `readings.rs` | the BPF side's memory, read |
 //! | `counters.rs` | events, as numbers and as sentences |
 //! | `cpus.rs` | what each CPU has measured |
 //! | `cgroups.rs` | what each cgroup gets |
@@ -40,6 +41,7 @@ mod cpus;
 #[cfg(test)]
 mod export_tests;
 mod flags;
+mod frequency;
 mod host_state;
 mod interrupts;
 mod irqbalance;
@@ -53,9 +55,9 @@ mod preferred_bpf;
 mod readiness;
 mod readings;
 mod scheduler;
+mod service;
 mod stats;
 mod topology;
-mod service;
 mod virtual_machine;
 
 use std::env;

@@ -12,6 +12,7 @@ use scx_utils::compat;
 use serde::Serialize;
 
 use crate::check::Host;
+use crate::frequency::Frequency;
 use crate::mechanisms::{Extent, MECHANISMS, Mechanism};
 use crate::options::Settings;
 use crate::topology::{self, Tables};
@@ -92,6 +93,8 @@ pub struct Readiness {
     obstacles: Vec<String>,
     /// The sched_ext scheduler that runs now, as the kernel names it.
     running_scheduler: Option<String>,
+    /// Who decides how fast the CPUs run.
+    frequency: Frequency,
     /// One entry for each mechanism.
     mechanisms: Vec<Activity>,
 }
@@ -150,6 +153,7 @@ impl Readiness {
             can_run: obstacles.is_empty(),
             obstacles,
             running_scheduler: host.running_scheduler(),
+            frequency: Frequency::of(&host.root),
             mechanisms: activities(settings, &facts),
         })
     }
@@ -178,7 +182,9 @@ impl Readiness {
                 }
             }
         }
-        Ok(())
+        let frequency = &self.frequency;
+        let names = frequency.names();
+        writeln!(output, "\nCPU frequency: {names}{}", frequency.note)
     }
 }
 
@@ -290,6 +296,7 @@ mod tests {
             can_run: false,
             obstacles: vec!["first\nsecond".into()],
             running_scheduler: None,
+            frequency: Frequency::of(Path::new("/no-such-folder")),
             mechanisms: activities(&options.settings, &old),
         };
         let mut text = Vec::new();
@@ -301,6 +308,7 @@ mod tests {
             "  second",
             "steal      active, but for no-steal-gate",
             "push       active",
+            "CPU frequency: the kernel has no driver for it; the host or the firmware decides",
         ] {
             assert!(
                 text.lines().any(|one| one == line),
