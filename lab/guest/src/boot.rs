@@ -76,7 +76,7 @@ pub fn set_up() -> Vec<String> {
     let _ = fs::write("/proc/sys/kernel/printk", "4");
     // Without this, /proc/schedstat has no domains and no run delays.
     let _ = fs::write("/proc/sys/kernel/sched_schedstats", "1");
-    for cpu in offline_cpus(&fs::read_to_string("/proc/cmdline").unwrap_or_default()) {
+    for cpu in offline_cpus(&command_line()) {
         let path = format!("/sys/devices/system/cpu/cpu{cpu}/online");
         note(
             format!("write 0 to {path}"),
@@ -86,11 +86,27 @@ pub fn set_up() -> Vec<String> {
     warnings
 }
 
+fn command_line() -> String {
+    fs::read_to_string("/proc/cmdline").unwrap_or_default()
+}
+
+/// Returns the value of a word of the kernel's command line.
+fn value<'a>(cmdline: &'a str, name: &str) -> Option<&'a str> {
+    let words = cmdline.split_whitespace();
+    words
+        .filter_map(|word| word.split_once('='))
+        .find_map(|(found, value)| (found == name).then_some(value))
+}
+
+/// Returns the program that is to be the guest's init, if that is not the agent.
+pub fn other_init() -> Option<String> {
+    value(&command_line(), "magpie.init").map(str::to_string)
+}
+
 /// Returns the CPUs that `magpie.offline=3,5` on the kernel's command line names.
 fn offline_cpus(cmdline: &str) -> Vec<u32> {
-    cmdline
-        .split_whitespace()
-        .filter_map(|word| word.strip_prefix("magpie.offline="))
+    value(cmdline, "magpie.offline")
+        .into_iter()
         .flat_map(|list| list.split(','))
         .filter_map(|cpu| cpu.parse().ok())
         .collect()
@@ -165,11 +181,18 @@ fn find_port() -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::offline_cpus;
+    use super::{offline_cpus, value};
 
     #[test]
     fn offline_cpus_come_from_the_command_line() {
         assert_eq!(offline_cpus("quiet magpie.offline=3,5 panic=-1\n"), [3, 5]);
         assert!(offline_cpus("quiet\n").is_empty());
+    }
+
+    #[test]
+    fn a_value_belongs_to_a_whole_word() {
+        let cmdline = "rdinit=/init magpie.init=/sbin/a=b quiet\n";
+        assert_eq!(value(cmdline, "magpie.init"), Some("/sbin/a=b"));
+        assert_eq!(value(cmdline, "init"), None);
     }
 }

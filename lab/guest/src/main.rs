@@ -7,6 +7,9 @@
 //! The agent runs as SCHED_FIFO, which sched_ext does not schedule, so that it can report a
 //! scheduler under test that starves every other task. Its children return to the normal policy at
 //! the fork. When the host closes the port, the guest powers off.
+//!
+//! `magpie.init=PROGRAM` on the kernel's command line leaves the place of init to that program, once
+//! the guest is set up.
 
 mod boot;
 mod process;
@@ -16,11 +19,14 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use magpie_guest::{Event, PROTOCOL, Request, encode};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::{ForkResult, fork};
 
 use crate::process::{Process, Reaped, reap};
 use crate::scheduler::{Change, Scheduler};
@@ -49,7 +55,6 @@ fn power_off() -> ! {
 
 /// Sets the guest up, says hello and serves the host.
 fn serve() -> Result<(), String> {
-    run_above_all_schedulers();
     // SAFETY: the process has one thread, so no other reads the environment.
     unsafe {
         std::env::set_var(
@@ -61,6 +66,10 @@ fn serve() -> Result<(), String> {
         std::env::set_var("LANG", "C.UTF-8");
     }
     let warnings = boot::set_up();
+    if let Some(init) = boot::other_init() {
+        leave_init_to(&init)?;
+    }
+    run_above_all_schedulers();
     let mut agent = Agent {
         port: boot::open_port()?,
         commands: BTreeMap::new(),
@@ -78,6 +87,19 @@ fn serve() -> Result<(), String> {
         warnings,
     })?;
     agent.run()
+}
+
+/// Makes another program, such as systemd, the guest's init. The agent goes on as its child.
+fn leave_init_to(program: &str) -> Result<(), String> {
+    // SAFETY: the process has one thread, so the child may do everything.
+    match unsafe { fork() }.map_err(|error| format!("fork: {error}"))? {
+        ForkResult::Child => Ok(()),
+        // If this returns, the kernel panics for lack of an init, and its console has the reason.
+        ForkResult::Parent { .. } => Err(format!(
+            "cannot run {program} as init: {}",
+            Command::new(program).exec()
+        )),
+    }
 }
 
 /// Makes this process SCHED_FIFO, and its children normal again.
