@@ -80,3 +80,19 @@ fn the_options_of_a_trial_are_left_to_it() {
         assert_eq!(arguments, words[1..]);
     }
 }
+
+/// scx_loader hands these options over as they are.
+#[test]
+fn the_modes_of_scx_loader_are_valid_options() {
+    let file: toml::Table = include_str!("../../packaging/scx_loader.toml")
+        .parse()
+        .unwrap();
+    let modes = file["scheds"]["scx_magpie"].as_table().unwrap();
+    for name in ["auto", "gaming", "lowlatency", "powersave", "server"] {
+        let mode = modes[&format!("{name}_mode")].as_array().unwrap();
+        let arguments: Vec<_> = mode.iter().map(|word| word.as_str().unwrap()).collect();
+        let options = parse(&arguments).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(options.action.is_none(), "{name}");
+    }
+    assert_eq!(modes.len(), 5);
+}
