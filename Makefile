@@ -37,6 +37,7 @@ run: build ## show the scheduler at work on a real kernel, inside a virtual mach
 		--json target/run-overcommit.json
 
 test: setup ## run all tests
+	@scripts/setup.sh packages
 	@scripts/test.sh
 
 results: build ## measure docs/results/ and make the tables of docs/results.md (ONLY="NAME...", FORCE=1)
@@ -45,27 +46,46 @@ results: build ## measure docs/results/ and make the tables of docs/results.md (
 gate: build ## fail if scx_magpie got slower than in the last release (LIMIT=3%, MEASURED=1)
 	@GATE=1 ONLY="$(ONLY)" LIMIT="$(LIMIT)" MEASURED="$(MEASURED)" scripts/results.sh
 
-# install and uninstall both work on this list: target file, mode, source. The program itself writes
-# its man page and completions.
-INSTALLED := \
+# What install and uninstall work on, in parts: target file, mode, source. The programs themselves
+# write their man pages and completions. Packages have settings in $(SYSCONFDIR); `make uninstall`
+# would remove those that the user has changed, so without a package there is an example instead.
+PARTS ?= scheduler example lab
+INSTALLED = $(foreach part,$(PARTS),$($(part)))
+scheduler := \
 	$(PREFIX)/bin/scx_magpie:755:$(RELEASE)/scx_magpie \
-	$(PREFIX)/bin/magpie:755:$(RELEASE)/magpie \
 	$(PREFIX)/share/man/man8/scx_magpie.8:644:$(RELEASE)/share/scx_magpie.8 \
 	$(PREFIX)/share/bash-completion/completions/scx_magpie:644:$(RELEASE)/share/scx_magpie.bash \
 	$(PREFIX)/share/zsh/site-functions/_scx_magpie:644:$(RELEASE)/share/scx_magpie.zsh \
 	$(PREFIX)/share/fish/vendor_completions.d/scx_magpie.fish:644:$(RELEASE)/share/scx_magpie.fish \
-	$(PREFIX)/share/doc/scx_magpie/scx_magpie.toml:644:packaging/scx_magpie.toml \
 	$(UNITDIR)/scx_magpie.service:644:$(RELEASE)/share/scx_magpie.service
+settings := \
+	$(SYSCONFDIR)/scx_magpie.toml:644:packaging/scx_magpie.toml \
+	$(SYSCONFDIR)/default/scx_magpie:644:packaging/scx_magpie.default
+example := \
+	$(PREFIX)/share/doc/scx_magpie/scx_magpie.toml:644:packaging/scx_magpie.toml
+lab := \
+	$(PREFIX)/bin/magpie:755:$(RELEASE)/magpie \
+	$(PREFIX)/bin/magpie-load:755:$(RELEASE)/magpie-load \
+	$(PREFIX)/lib/magpie/magpie-guest:755:$(RELEASE)/magpie-guest \
+	$(PREFIX)/share/man/man1/magpie.1:644:$(RELEASE)/share/magpie.1 \
+	$(PREFIX)/share/man/man1/magpie-load.1:644:$(RELEASE)/share/magpie-load.1 \
+	$(PREFIX)/share/magpie/prometheus/alerts.yml:644:packaging/prometheus/alerts.yml \
+	$(PREFIX)/share/magpie/prometheus/dashboard.json:644:packaging/prometheus/dashboard.json \
+	$(UNITDIR)/magpie-export.service:644:$(RELEASE)/share/magpie-export.service
 
 # Does not begin with setup or build: root often installs from a tree that a user has built.
-install: ## install the scheduler and magpie (PREFIX, DESTDIR)
+install: ## install all programs, units and man pages (PREFIX, DESTDIR)
 	@test -x $(RELEASE)/scx_magpie || { echo "run 'make build' first" >&2; exit 1; }
 	@mkdir -p $(RELEASE)/share
-	@$(RELEASE)/scx_magpie man > $(RELEASE)/share/scx_magpie.8
+	@for page in scx_magpie.8 magpie.1 magpie-load.1; do \
+		$(RELEASE)/$${page%.*} man > $(RELEASE)/share/$$page || exit 1; \
+	done
 	@for shell in bash zsh fish; do \
 		$(RELEASE)/scx_magpie completions $$shell > $(RELEASE)/share/scx_magpie.$$shell || exit 1; \
 	done
-	@sed 's|@PREFIX@|$(PREFIX)|' packaging/scx_magpie.service > $(RELEASE)/share/scx_magpie.service
+	@for unit in scx_magpie magpie-export; do \
+		sed 's|@PREFIX@|$(PREFIX)|' packaging/$$unit.service > $(RELEASE)/share/$$unit.service; \
+	done
 	@for entry in $(INSTALLED); do \
 		IFS=: read -r to mode from <<< "$$entry"; \
 		echo "install $(DESTDIR)$$to"; \
@@ -78,8 +98,15 @@ uninstall: ## remove what install installed, and nothing else
 		echo "remove $(DESTDIR)$${entry%%:*}"; \
 		rm -f "$(DESTDIR)$${entry%%:*}" || exit 1; \
 	done
-	@rmdir --ignore-fail-on-non-empty "$(DESTDIR)$(PREFIX)/share/doc/scx_magpie" 2>/dev/null || true
+	@for folder in share/doc/scx_magpie share/magpie/prometheus share/magpie lib/magpie; do \
+		rmdir --ignore-fail-on-non-empty "$(DESTDIR)$(PREFIX)/$$folder" 2>/dev/null || true; \
+	done
+
+deb: setup ## make Debian packages in target/deb/, and check them with lintian
+	@scripts/setup.sh packages
+	cargo build --release --workspace
+	@scripts/deb.sh
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test results gate install uninstall
+.PHONY: help setup build run test results gate install uninstall deb

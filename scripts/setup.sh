@@ -13,6 +13,8 @@ export PATH="$HOME/.cargo/bin:$PATH"
 # As in Cargo.toml.
 rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
+# With the word "packages", what making packages needs, too.
+purpose=${1:-}
 missing=()
 
 # need PACKAGE TEST...: the package is missing unless the test succeeds. A test
@@ -50,6 +52,9 @@ find_missing() {
 	need zstd has zstd
 	need rt-tests has hackbench
 	need stress-ng has stress-ng
+	[ "$purpose" = packages ] || return 0
+	need debhelper has dh
+	need lintian has lintian
 }
 
 fail() {
