@@ -87,7 +87,7 @@ installation_is_clean() {
 	mkdir -p "$folder/usr/local/bin" && touch "$folder/usr/local/bin/other"
 	make --no-print-directory install DESTDIR="$folder" >/dev/null &&
 		"$folder/usr/local/bin/scx_magpie" --version &&
-		grep -q '^ExecStart=/usr/local/bin/scx_magpie$' \
+		grep -q '^ExecStart=/usr/local/bin/scx_magpie ' \
 			"$folder/usr/lib/systemd/system/scx_magpie.service" &&
 		make --no-print-directory uninstall DESTDIR="$folder" >/dev/null &&
 		[ "$(find "$folder" -type f)" = "$folder/usr/local/bin/other" ] &&
