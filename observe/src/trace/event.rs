@@ -109,7 +109,7 @@ impl Step {
         match self {
             Step::Previous => "previous CPU",
             Step::Recent => "recent CPU",
-            Step::Waker => "waker's queue",
+            Step::Waker => "waker's CPU",
             Step::IdleCore => "idle core",
             Step::IdleCpu => "idle CPU",
             Step::Beyond => "idle CPU beyond the LLC",

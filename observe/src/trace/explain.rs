@@ -347,7 +347,7 @@ fn place(decision: &Decision) -> String {
         }
         Step::Waker => {
             format!(
-                "it joined the queue of its waker's CPU {to}, because the waker was expected to sleep soon"
+                "it was to run next on its waker's CPU {to}, because the waker was expected to sleep soon"
             )
         }
         Step::None => format!("it was put on CPU {to} without scx_magpie's search"),
@@ -385,6 +385,9 @@ impl Display for Explanation {
             Ms(self.longest_ns)
         )?;
         match &self.allowed_cpus {
+            Some(cpus) if parse_list(cpus).len() == 1 => {
+                writeln!(f, "It may use CPU {cpus} only.")?
+            }
             Some(cpus) => writeln!(f, "It may use CPUs {cpus}.")?,
             None => writeln!(
                 f,

@@ -64,6 +64,7 @@ fn the_task_that_ran_and_the_cpu_that_idled_are_named() {
 #[test]
 fn a_pinned_task_has_no_idle_cpu_and_no_search() {
     let text = explain(&recording(false, "0"), 5, 3).unwrap().to_string();
+    assert!(text.contains("It may use CPU 0 only."), "{text}");
     assert!(text.contains("it may use CPU 0 only"), "{text}");
     assert!(text.contains("idle: no CPU that it may use"), "{text}");
 }
