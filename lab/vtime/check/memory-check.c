@@ -248,22 +248,24 @@ static void *add_as_well(void *cpu)
 }
 
 /*
- * Return what an addition takes each of the threads. A median, because a CPU is alone
- * with the counter while another one is interrupted.
+ * Return what an addition takes each of the threads. A median of the rounds in which
+ * others added, because a CPU is alone with the counter while the others are interrupted.
  */
 static double add(int nr_threads)
 {
 	double taken[ROUNDS];
+	int nr = 0;
 
-	for (int r = 0; r < ROUNDS; r++) {
+	for (int tries = 0; nr < ROUNDS && tries < 1000 * ROUNDS; tries++) {
 		const double start = now_ns();
 		const uint64_t before = counter;
 
 		for (int i = 0; i < ADDITIONS; i++)
 			__atomic_fetch_add(&counter, 1, __ATOMIC_RELAXED);
-		taken[r] = (now_ns() - start) * nr_threads / (counter - before);
+		if (counter - before > ADDITIONS)
+			taken[nr++] = (now_ns() - start) * nr_threads / (counter - before);
 	}
-	return median(taken, ROUNDS);
+	return nr ? median(taken, nr) : 0;
 }
 
 /* Print the time of an addition to a word to which all these CPUs add. */
