@@ -190,7 +190,7 @@ fn ftrace(event: &Event) -> Option<FtraceEvent> {
         target_cpu: number(target),
     };
     let what = match &event.what {
-        What::Switch { prev, state, next } => Ftrace::SchedSwitch(SchedSwitch {
+        What::Switch { prev, state, next } => Ftrace::Switch(SchedSwitch {
             prev_comm: text(prev),
             prev_pid: Some(prev.pid),
             prev_prio: Some(prev.prio),
@@ -199,10 +199,10 @@ fn ftrace(event: &Event) -> Option<FtraceEvent> {
             next_pid: Some(next.pid),
             next_prio: Some(next.prio),
         }),
-        What::Waking { task, target } => Ftrace::SchedWaking(wakeup(task, *target)),
-        What::Wakeup { task, target } => Ftrace::SchedWakeup(wakeup(task, *target)),
-        What::WakeupNew { task, target } => Ftrace::SchedWakeupNew(wakeup(task, *target)),
-        What::Migrate { task, from, to } => Ftrace::SchedMigrateTask(SchedMigrateTask {
+        What::Waking { task, target } => Ftrace::Waking(wakeup(task, *target)),
+        What::Wakeup { task, target } => Ftrace::Wakeup(wakeup(task, *target)),
+        What::WakeupNew { task, target } => Ftrace::WakeupNew(wakeup(task, *target)),
+        What::Migrate { task, from, to } => Ftrace::MigrateTask(SchedMigrateTask {
             comm: text(task),
             pid: Some(task.pid),
             prio: Some(task.prio),
@@ -361,24 +361,24 @@ fn scheduling(cpu: u32, ftrace: FtraceEvent) -> Option<Event> {
         )
     };
     let what = match ftrace.event? {
-        Ftrace::SchedSwitch(event) => What::Switch {
+        Ftrace::Switch(event) => What::Switch {
             prev: task(event.prev_pid, event.prev_prio, event.prev_comm),
             state: event.prev_state.unwrap_or(0) as u32,
             next: task(event.next_pid, event.next_prio, event.next_comm),
         },
-        Ftrace::SchedWaking(event) => {
+        Ftrace::Waking(event) => {
             let (task, target) = woken(event);
             What::Waking { task, target }
         }
-        Ftrace::SchedWakeup(event) => {
+        Ftrace::Wakeup(event) => {
             let (task, target) = woken(event);
             What::Wakeup { task, target }
         }
-        Ftrace::SchedWakeupNew(event) => {
+        Ftrace::WakeupNew(event) => {
             let (task, target) = woken(event);
             What::WakeupNew { task, target }
         }
-        Ftrace::SchedMigrateTask(event) => What::Migrate {
+        Ftrace::MigrateTask(event) => What::Migrate {
             from: event.orig_cpu.unwrap_or(0) as u32,
             to: event.dest_cpu.unwrap_or(0) as u32,
             task: task(event.pid, event.prio, event.comm),

@@ -59,15 +59,15 @@ pub struct FtraceEvent {
 #[derive(Clone, PartialEq, Oneof)]
 pub enum Ftrace {
     #[prost(message, tag = "4")]
-    SchedSwitch(SchedSwitch),
+    Switch(SchedSwitch),
     #[prost(message, tag = "17")]
-    SchedWakeup(SchedWakeup),
+    Wakeup(SchedWakeup),
     #[prost(message, tag = "20")]
-    SchedWaking(SchedWakeup),
+    Waking(SchedWakeup),
     #[prost(message, tag = "114")]
-    SchedWakeupNew(SchedWakeup),
+    WakeupNew(SchedWakeup),
     #[prost(message, tag = "491")]
-    SchedMigrateTask(SchedMigrateTask),
+    MigrateTask(SchedMigrateTask),
 }
 
 #[derive(Clone, PartialEq, Message)]
