@@ -4,8 +4,8 @@
  *
  * scx_bpf_now() returns the time at which the kernel last updated the runqueue's clock, but only
  * while the kernel vouches for it. In nine of ten calls from a scheduler's operations the kernel
- * does not, and reads the time anew: some 80 instructions, and two processes that wake each other
- * over a pipe made six such calls for each wakeup.
+ * does not, and reads the time anew: some 70 instructions, and two processes that wake each other
+ * over a pipe made five such calls for each wakeup.
  *
  *   the kernel holds the runqueue's lock     -> rq_now(): it updated this clock when it took the
  *   (dispatch, running, update_idle, ...)       lock, or when it woke the task that runs now
