@@ -72,15 +72,12 @@ pub(crate) fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
             .push(plugin::memory_program(&options.progress)?);
     }
     options.cpu.get_or_insert_with(|| CPU.to_string());
-    options.qemu_program = Some(emulator.program);
+    run_on(&mut options, emulator);
     let path = |p: &Path| p.display().to_string();
     options
         .qemu_environment
         .push(("LD_PRELOAD".into(), path(&plugin)));
-    // `emulator::find` names no folders for a program of the options, so they are named here.
-    options.qemu_environment.extend(emulator.environment);
     let arguments = &mut options.extra_qemu_args;
-    arguments.extend(emulator.arguments);
     arguments.extend([
         "-plugin".into(),
         format!(
@@ -111,9 +108,11 @@ pub(crate) fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
 /// because few guests meet one.
 pub(crate) fn watch_breakpoints(options: &GuestOptions) -> GuestOptions {
     let mut options = options.clone();
-    if !emulator::find(&options).is_ok_and(|emulator| is_new_enough(&emulator)) {
+    let emulator = emulator::find(&options).ok();
+    let Some(emulator) = emulator.filter(is_new_enough) else {
         return options;
-    }
+    };
+    run_on(&mut options, emulator);
     match plugin::breakpoint_plugin(&options.progress) {
         Ok(plugin) => {
             let plugin = plugin.display().to_string();
@@ -124,6 +123,14 @@ pub(crate) fn watch_breakpoints(options: &GuestOptions) -> GuestOptions {
         )),
     }
     options
+}
+
+/// Has the guest run on this QEMU, so that its start does not look for one again.
+fn run_on(options: &mut GuestOptions, emulator: Emulator) {
+    options.qemu_program = Some(emulator.program);
+    // `emulator::find` names no folders for a program of the options, so they are named here.
+    options.qemu_environment.extend(emulator.environment);
+    options.extra_qemu_args.extend(emulator.arguments);
 }
 
 /// Returns whether the plugins work with this QEMU.

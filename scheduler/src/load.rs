@@ -55,6 +55,7 @@ pub fn load<'a>(
         skel.struct_ops.magpie_ops_mut().flags &= !*compat::SCX_OPS_KEEP_BUILTIN_IDLE;
     }
     honour_cgroups(&mut skel)?;
+    size_maps(&mut skel)?;
     choose_preferred(&mut skel, settings)?;
 
     scx_ops_load!(skel, magpie_ops, uei).map_err(|error| {
@@ -75,6 +76,20 @@ fn configure(rodata: &mut types::rodata, settings: &Settings) {
         rodata.slice_ns = slice_us * 1000;
     }
     settings.switches.configure(settings.only, rodata);
+}
+
+/// Gives the maps that have an entry for each CPU as many, where a mechanism uses them.
+fn size_maps(skel: &mut OpenBpfSkel) -> Result<()> {
+    let rodata = skel.maps.rodata_data.as_ref().context(NO_CONSTANTS)?;
+    let nr_cpus = rodata.nr_cpus;
+    let (weight, hrtick) = (rodata.cpu_weight_enabled, rodata.hrtick_enabled);
+    if weight {
+        skel.maps.cgroup_rows.set_max_entries(nr_cpus)?;
+    }
+    if hrtick {
+        skel.maps.hrtick_timers.set_max_entries(nr_cpus)?;
+    }
+    Ok(())
 }
 
 /// Drops the operations for cgroups that this kernel does not know, because the load would fail,
@@ -101,13 +116,6 @@ fn honour_cgroups(skel: &mut OpenBpfSkel) -> Result<()> {
     }
 
     let (weight, max) = (rodata.cpu_weight_enabled, rodata.cpu_max_enabled);
-    let nr_cpus = rodata.nr_cpus;
-    if weight {
-        skel.maps.cgroup_rows.set_max_entries(nr_cpus)?;
-    }
-    if rodata.hrtick_enabled {
-        skel.maps.hrtick_timers.set_max_entries(nr_cpus)?;
-    }
     let ops = skel.struct_ops.magpie_ops_mut();
     if !weight {
         ops.cgroup_set_weight = ptr::null_mut();

@@ -150,8 +150,7 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 	join_cgroup(ts);
 	end_migration(ts);
 	start_running(state, ts, in_turn, now);
-	if (has_queued(state))
-		start_hrtick(state, cpu, now);
+	start_hrtick(state, cpu, now);
 	forget_preemption(state);
 	idle_policy_begins(state, cpu, p);
 	note_running(state, now);

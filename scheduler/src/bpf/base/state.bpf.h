@@ -19,7 +19,7 @@
 struct cpu_state {
 	/*
 	 * Line 0. Its CPU writes it and wakers read it. Wakers write only what they change for this
-	 * CPU: they claim it while it idles, and they preempt.
+	 * CPU: they claim it while it idles, preempt, queue a task, and set its timer.
 	 */
 	u64 clock; /* see queue/fair.bpf.h */
 	u64 deadline; /* of the running task, 0: it must not be preempted */

@@ -32,10 +32,11 @@ static __always_inline struct task_state *find_stayer(struct task_struct *prev, 
 static __always_inline void keep_running(struct task_struct *p, struct task_state *ts,
 					 struct cpu_state *state, s32 cpu)
 {
+	u64 now = rq_now(cpu);
+
 	end_migration(ts);
-	start_running(state, ts, true, rq_now(cpu));
-	if (has_queued(state))
-		start_hrtick(state, cpu, rq_now(cpu));
+	start_running(state, ts, true, now);
+	start_hrtick(state, cpu, now);
 	forget_preemption(state);
 	scx_bpf_task_set_slice(p, slice_ns);
 	count_event(state, EVENT_KEEP, 1);

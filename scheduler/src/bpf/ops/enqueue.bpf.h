@@ -42,16 +42,19 @@ static __always_inline void offer_task(struct task_struct *p, const struct task_
 static __always_inline void wait_on(struct task_struct *p, struct task_state *ts, s32 cpu,
 				    u64 enq_flags)
 {
+	struct cpu_state *state = state_of(cpu);
+	u64 now = rq_now(cpu);
+
 	join_cpu(ts, cpu, enq_flags);
-	if (enq_flags & SCX_ENQ_WAKEUP && preempt_for(p, ts, cpu, enq_flags)) {
-		note_preemption(state_of(cpu), p, ts);
+	if (enq_flags & SCX_ENQ_WAKEUP && preempt_for(p, ts, state, now, enq_flags)) {
+		note_preemption(state, p, ts);
 		return;
 	}
 
 	if (cpu_weight_enabled)
 		limit_debt(ts, cpu);
 	queue_here(p, ts, cpu, enq_flags);
-	start_hrtick(state_of(cpu), cpu, rq_now(cpu));
+	start_hrtick(state, cpu, now);
 	offer_task(p, ts, cpu, enq_flags);
 }
 

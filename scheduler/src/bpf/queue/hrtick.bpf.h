@@ -42,14 +42,17 @@ struct {
 	__type(value, struct hrtick_timer);
 } hrtick_timers SEC(".maps");
 
-/* Set the CPU's timer to the end of the running task's request, unless it is set. */
+/*
+ * If a task waits in the CPU's queue, set the CPU's timer to the end of the running task's request,
+ * unless it is set.
+ */
 static __always_inline void start_hrtick(struct cpu_state *state, s32 cpu, u64 now)
 {
 	struct hrtick_timer *timer;
 	u32 key = cpu;
 	s64 left;
 
-	if (!hrtick_enabled || state->hrtick || !READ_ONCE(state->deadline))
+	if (!hrtick_enabled || !has_queued(state) || state->hrtick || !READ_ONCE(state->deadline))
 		return;
 
 	left = READ_ONCE(state->request_ends) - now;

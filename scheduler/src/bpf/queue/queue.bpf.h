@@ -187,12 +187,10 @@ static __always_inline void forbid_preemption(struct cpu_state *state)
 }
 
 /* Preempt the running task if should_preempt() says so; whether the woken task will run next. */
-static __always_inline bool preempt_for(struct task_struct *p, const struct task_state *ts, s32 cpu,
-					u64 enq_flags)
+static __always_inline bool preempt_for(struct task_struct *p, const struct task_state *ts,
+					struct cpu_state *state, u64 now, u64 enq_flags)
 {
-	struct cpu_state *state = state_of(cpu);
-
-	if (!should_preempt(p, deadline_of(ts), rq_now(cpu), state))
+	if (!should_preempt(p, deadline_of(ts), now, state))
 		return false;
 
 	/* Only once: the next woken task would wait behind this one in the local queue. */
