@@ -128,12 +128,11 @@ static double want(const struct contender *c)
 static double requests(const struct contender *other, const struct contender *me, int64_t rest_ps)
 {
 	const double period_ps = other->period_ps ? other->period_ps : patience_ps(0);
+	/* This period is longer or shorter than the mean one by as much as its rest is. */
+	const double my_period_ps = me->period_ps + rest_ps - me->rest_ps;
+	const double most = SLACK * my_period_ps / period_ps;
 	double nr = want(other) + rest_ps / period_ps;
-	double most = SLACK * rest_ps / period_ps;
 
-	/* The CPU's period is now longer or shorter, as its rest is. */
-	if (me->rest_ps)
-		most *= (double)me->period_ps / me->rest_ps;
 	if (nr > most)
 		nr = most;
 	return nr < 1 ? nr : 1;

@@ -80,7 +80,8 @@ fn additions(contention: bool) -> Result<Vec<Figure>> {
     let mut memory = small_memory()?;
     memory.contention = contention;
     let time = machine.virtual_time.as_mut();
-    time.context("vt8-mem is in virtual time")?.memory = Some(memory.clone());
+    let time = time.context("vt8-mem is in virtual time")?;
+    time.memory = Some(memory.clone());
     let mut guest = boot("vt8-mem", |options| options.machine = machine.clone())?;
     let figures = selfcheck::run_contended(&mut guest, &machine, &memory, PATIENCE)?;
     guest.into_guest().shutdown()?;
@@ -91,6 +92,7 @@ fn additions(contention: bool) -> Result<Vec<Figure>> {
 #[test]
 fn a_contended_line_visits_each_cpu_in_turn() -> Result<()> {
     let figures = additions(true)?;
+    println!("{figures:?}");
     ensure!(figures.iter().all(Figure::holds), "{figures:?}");
     Ok(())
 }
