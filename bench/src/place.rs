@@ -176,6 +176,7 @@ struct HostScheduler {
 }
 
 const STATE: &str = "/sys/kernel/sched_ext/state";
+const ENABLED: &str = "/sys/kernel/sched_ext/enable_seq";
 
 /// The number of this host's CPUs that this process may use.
 pub fn host_cpus() -> usize {
@@ -188,6 +189,13 @@ fn sched_ext_state() -> String {
         .unwrap_or_default()
         .trim()
         .to_string()
+}
+
+/// How many schedulers this host's kernel has enabled since boot, as it says so.
+///
+/// A kernel counts a scheduler after it has set the state to `enabled`.
+pub fn schedulers_enabled() -> Option<String> {
+    fs::read_to_string(ENABLED).ok()
 }
 
 impl Host {
@@ -314,12 +322,13 @@ impl Place for Host {
                 Ok(())
             });
         }
+        let before = schedulers_enabled();
         let process = command.spawn();
         let program = &argv[0];
         let process = process.with_context(|| format!("start the scheduler {program}"))?;
         self.scheduler = Some(HostScheduler { process, log });
         let deadline = Instant::now() + Duration::from_secs(60);
-        while sched_ext_state() != "enabled" {
+        while sched_ext_state() != "enabled" || schedulers_enabled() == before {
             if let Some(why) = self.scheduler_died()? {
                 bail!("{program} ended before it was enabled: {why}");
             }
