@@ -49,7 +49,8 @@ fn a_small_limit_for_many_tasks_strands_none() -> Result<()> {
 }
 
 /// Runs 8 hogs in a cgroup with a limit of 0.1 % of a CPU. Returns their CPU time in the half
-/// second before `change` and in the one after it, in ms.
+/// second before `change` and in the one after it, in ms. Killed tasks stay parked until the period
+/// of 1 s ends.
 fn run_with_change(guest: &mut Guest, change: &str) -> Result<(f64, f64)> {
     let hogs = hogs_in("u", 8);
     let script = format!(
@@ -57,7 +58,7 @@ fn run_with_change(guest: &mut Guest, change: &str) -> Result<(f64, f64)> {
          {hogs}\
          sleep 1; all() {{ cat u/cpu.stat v/cpu.stat | grep ^usage_usec; }}\n\
          all; sleep 0.5; all; {change}\nall; sleep 0.5; all\n\
-         echo 1 > u/cgroup.kill; echo 1 > v/cgroup.kill; sleep 1; rmdir u v"
+         echo 1 > u/cgroup.kill; echo 1 > v/cgroup.kill; sleep 2; rmdir u v"
     );
     let usage = usage_ms(&shell(guest, &script)?)?;
     ensure!(usage.len() == 8, "{usage:?}");
