@@ -52,7 +52,10 @@ const HOST_STATE: &str = "cat /sys/devices/virtual/workqueue/cpumask \
 fn packages() -> Result<Vec<PathBuf>> {
     program("scx_magpie")?;
     let tree = files::source_tree().context("the tests need the source tree")?;
+    // lintian refuses an author of the last commit who is on no mail host, such as root@localhost.
     let made = Command::new(tree.join("scripts/deb.sh"))
+        .env("DEBFULLNAME", "Magpie")
+        .env("DEBEMAIL", "magpie@example.org")
         .output()
         .context("run scripts/deb.sh")?;
     let said = String::from_utf8_lossy(&made.stdout).into_owned();
@@ -93,7 +96,7 @@ fn boot_debian(files: Vec<PathBuf>) -> Result<TestGuest> {
         &mut guest,
         "for i in $(seq 600); do systemctl -q is-active basic.target && break; sleep 0.2; done\n\
          systemctl is-active basic.target && [ $(cat /proc/1/comm) = systemd ] || exit 1\n\
-         mkdir -p /var/lib/dpkg/info /var/lib/dpkg/updates /var/lib/dpkg/triggers\n\
+         mkdir -p /var/tmp /var/lib/dpkg/info /var/lib/dpkg/updates /var/lib/dpkg/triggers\n\
          cd /etc/systemd/system && mkdir -p multi-user.target.wants\n\
          cd /var/lib/systemd && mkdir -p deb-systemd-helper-enabled/multi-user.target.wants\n\
          mv /bin/status /var/lib/dpkg/",
@@ -253,7 +256,6 @@ fn remove_and_purge(guest: &mut Guest) -> Result<()> {
 }
 
 #[test]
-#[ignore = "has passed up to the second service only: run it with --ignored, and finish it"]
 fn packages_leave_nothing_behind() -> Result<()> {
     let packages = packages()?;
     let scheduler = packages
