@@ -280,10 +280,18 @@ static bool wait_for_turn(struct vcpu *v)
 	return v->state == VCPU_RUNNING;
 }
 
+/* No turn goes on beyond @limit. A running vCPU sees that at its next quantum end. */
+static void shorten_turns(int64_t limit)
+{
+	for (size_t i = 0; i < nr_vcpus; i++)
+		if (vcpus[i].state == VCPU_RUNNING && vcpus[i].limit_ns > limit)
+			WRITE_ONCE(vcpus[i].limit_ns, limit);
+}
+
 /*
  * Let a vCPU without a turn want one from that time on. The turns of the
  * others are shortened, because none may leave this one further behind than a
- * window; they see that at their next quantum end.
+ * window.
  */
 static void become_ready(struct vcpu *v, int64_t at_ns)
 {
@@ -296,13 +304,7 @@ static void become_ready(struct vcpu *v, int64_t at_ns)
 	if (v->local_ns < at_ns)
 		v->local_ns = at_ns;
 	set_state(v, VCPU_READY);
-
-	for (size_t i = 0; i < nr_vcpus; i++) {
-		const int64_t limit = v->local_ns + options.window_ns;
-
-		if (vcpus[i].state == VCPU_RUNNING && vcpus[i].limit_ns > limit)
-			WRITE_ONCE(vcpus[i].limit_ns, limit);
-	}
+	shorten_turns(v->local_ns + options.window_ns);
 }
 
 /* No vCPU has started, and every local time is the epoch. */
@@ -475,13 +477,23 @@ int64_t turn_now(void)
  */
 static void expect_main(void)
 {
-	const int64_t end = now_ns + options.window_ns;
+	int64_t end;
 
+	/* A vCPU that executes alone has not advanced the time since its turn began. */
+	advance_time();
+	end = now_ns + options.window_ns;
 	main_state = MAIN_CALLED;
 	main_hold_ns = main_deadline_ns < end ? main_deadline_ns : end;
+	shorten_turns(main_hold_ns);
 }
 
-/* The main loop is about to wait in ppoll() until @deadline_ns, or for @eventfd. */
+/*
+ * The main loop is about to wait in ppoll() until @deadline_ns, or for
+ * @eventfd. A turn that was given before may go on for longer than that: a vCPU
+ * that executes alone has a turn until the timer that was next then, and may
+ * have set an earlier one since. Its turn is shortened, or it would pass the
+ * earlier timer by up to a tick.
+ */
 void turn_main_waits(int64_t deadline_ns, int eventfd)
 {
 	turn_lock();
@@ -499,6 +511,7 @@ void turn_main_waits(int64_t deadline_ns, int eventfd)
 	} else {
 		main_state = MAIN_WAITS;
 	}
+	shorten_turns(horizon());
 	dispatch();
 	turn_unlock();
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use magpie_lab::vtime::batch::Outcome;
 use magpie_lab::{Machine, selfcheck};
-use magpie_tests::scheduler::PATIENCE;
+use magpie_tests::scheduler::{PATIENCE, late_by_cyclictest, shell};
 use magpie_tests::{boot, run_batch, shell_argv};
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
@@ -41,6 +41,28 @@ fn a_small_machine_keeps_time() -> Result<()> {
 #[test]
 fn a_machine_with_smt_keeps_time() -> Result<()> {
     keeps_time("vt16")
+}
+
+/// A vCPU that executes alone is given a turn until the machine's next timer. If its guest then sets
+/// an earlier timer, the turn must end there: otherwise the interrupt comes up to a tick late.
+#[test]
+fn a_timer_is_in_time_while_one_cpu_alone_is_busy() -> Result<()> {
+    let mut guest = boot("vt2", |options| {
+        options.files.push("/usr/bin/cyclictest".into());
+    })?;
+    let histogram = shell(
+        &mut guest,
+        "taskset -c 1 sh -c 'while :; do :; done' & hog=$!\n\
+         taskset -c 1 cyclictest -q -t 1 -i 700 -p 80 -D 1 -h 100000; kill $hog",
+    )?;
+    let late_us = late_by_cyclictest(&histogram)?;
+    let worst = late_us.last().context("a wakeup")?;
+    println!(
+        "{} real-time wakeups beside a hog, {worst} us late at most",
+        late_us.len()
+    );
+    ensure!(*worst <= 200.0, "a wakeup was {worst} us late");
+    guest.into_guest().shutdown()
 }
 
 #[test]
