@@ -1,13 +1,20 @@
-//! Compiles the BPF side of `magpie trace` and generates its skeleton.
+//! Compiles the BPF sides of `magpie trace` and `magpie top`, and generates their skeletons.
 
 use anyhow::{Context, Result};
 
 fn main() -> Result<()> {
     println!("cargo:rerun-if-changed=build.rs");
-    scx_cargo::BpfBuilder::new()?
-        .enable_skel("src/bpf/trace.bpf.c", "trace")
-        .build()
-        .context(
-            "building the BPF side from src/bpf/trace.bpf.c (`make setup` installs a clang for it)",
-        )
+    // A builder makes one skeleton: the second call of enable_skel() would replace the first.
+    for name in ["trace", "latency"] {
+        let source = format!("src/bpf/{name}.bpf.c");
+        scx_cargo::BpfBuilder::new()?
+            .enable_skel(&source, name)
+            .build()
+            .with_context(|| {
+                format!(
+                    "building the BPF side from {source} (`make setup` installs a clang for it)"
+                )
+            })?;
+    }
+    Ok(())
 }

@@ -2,10 +2,10 @@
 //! `magpie trace` records events.
 //!
 //! ```text
-//!   scx_stats' socket   /sys/kernel/sched_ext   /sys/devices/system   /proc/stat
-//!          |                     |                      |                 |
-//!      scheduler              kernel                topology          cpu_times
-//!          '---------------------+----------+-----------+-----------------'
+//!   scx_stats' socket   /sys/kernel/sched_ext   /sys/devices/system   /proc/stat   tracepoints
+//!          |                     |                      |                 |             |
+//!      scheduler              kernel                topology          cpu_times      latency
+//!          '---------------------+----------+-----------+-----------------+-------------'
 //!                                           |
 //!                                        sample: everything at one moment
 //!                                           |
@@ -21,6 +21,7 @@
 mod cpu_times;
 pub mod export;
 mod kernel;
+mod latency;
 mod sample;
 mod scheduler;
 pub mod top;

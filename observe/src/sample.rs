@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cpu_times::CpuTimes;
 use crate::kernel::SchedExt;
+use crate::latency::Latency;
 use crate::scheduler::{Scheduler, Status};
 use crate::topology::Topology;
 
@@ -26,6 +27,15 @@ pub struct Sample {
     pub topology: Topology,
     /// How busy each CPU was.
     pub cpu_times: CpuTimes,
+    /// How long tasks were ready before they ran, or why that is not known. A source leaves it to
+    /// those who measure it.
+    #[serde(default = "not_measured")]
+    pub latency: std::result::Result<Latency, String>,
+}
+
+/// What a sample says in which no one measured latencies.
+fn not_measured() -> std::result::Result<Latency, String> {
+    Err("latencies are not measured".into())
 }
 
 /// Where samples come from.
@@ -79,6 +89,7 @@ impl Source {
             sched_ext: SchedExt::read(&self.root),
             topology: self.topology.clone(),
             cpu_times: CpuTimes::read(&self.root),
+            latency: not_measured(),
         }
     }
 

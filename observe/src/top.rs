@@ -14,6 +14,7 @@ mod recording;
 mod screen;
 
 use std::io::{self, IsTerminal, Write};
+use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,6 +28,7 @@ use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use ratatui::layout::Rect;
 
+use crate::latency::probe::Probe;
 use crate::sample::{Sample, Source};
 use crate::scheduler::SOCKET;
 use app::App;
@@ -44,9 +46,9 @@ const PLAIN: Rect = Rect::new(0, 0, 80, 24);
 
 /// Watch what the running scx_magpie does
 ///
-/// Shows each CPU by node, LLC and core, which CPUs are preferred, how often each mechanism acts,
-/// steal time and how it is known, and the cgroups that are throttled. The key ? explains the
-/// others. Asking the scheduler takes root.
+/// Shows each CPU by node, LLC and core, which CPUs are preferred, how long tasks are ready before
+/// they run, how often each mechanism acts, steal time and how it is known, and the cgroups that
+/// are throttled. The key ? explains the others. Asking the scheduler takes root.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     magpie top --record night.jsonl\n  \
@@ -64,6 +66,10 @@ pub struct Args {
     /// Show a recorded session instead of the running scheduler
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
+
+    /// Do without the two lines of latencies, whose BPF programs run at each wakeup and switch
+    #[arg(long)]
+    no_latency: bool,
 
     /// Print N screens as text, one after the other, and end; needs no terminal
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -102,6 +108,7 @@ pub fn run(args: &Args) -> Result<u8> {
             let recorder = args.record.as_deref().map(Recorder::create).transpose()?;
             Feed::live(
                 Source::new(&args.socket, PATIENCE, Path::new("/")),
+                !args.no_latency,
                 args.interval,
                 recorder,
             )
@@ -132,15 +139,30 @@ enum Feed {
 }
 
 impl Feed {
-    /// Starts the thread that takes samples, and writes them to the recorder.
-    fn live(mut source: Source, interval: f64, mut recorder: Option<Recorder>) -> Feed {
+    /// Starts the thread that takes samples, with latencies if they are asked for, and writes them
+    /// to the recorder.
+    fn live(
+        mut source: Source,
+        has_latency: bool,
+        interval: f64,
+        mut recorder: Option<Recorder>,
+    ) -> Feed {
         let (sender, receiver) = channel();
         let pause_ms = Arc::new(AtomicU64::new((interval * 1e3) as u64));
         let pause = pause_ms.clone();
         thread::spawn(move || {
+            let mut object = MaybeUninit::uninit();
+            let probe = has_latency.then(|| Probe::start(&mut object));
             loop {
                 let begin = Instant::now();
-                let sample = source.take();
+                let mut sample = source.take();
+                if let Some(probe) = &probe {
+                    let latency = probe.as_ref().map(Probe::read);
+                    sample.latency = match latency {
+                        Ok(read) => read.map_err(|error| format!("{error:#}")),
+                        Err(error) => Err(format!("{error:#}")),
+                    };
+                }
                 let recorded = recorder.as_mut().map_or(Ok(()), |file| file.write(&sample));
                 let has_failed = recorded.is_err();
                 if sender.send(recorded.map(|()| sample)).is_err() || has_failed {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::cpu_times::CpuTimes;
 use crate::export::families::{Format, encode};
+use crate::latency::Latency;
 use crate::scheduler::Status;
 use crate::topology::Place;
 
@@ -30,6 +31,7 @@ fn text(status: Result<Status, String>) -> String {
             events: [("SCX_EV_BYPASS_ACTIVATE".to_string(), 2)].into(),
         },
         topology: topology(),
+        latency: Ok(Latency::default()),
     };
     let explanations = [(
         "steal_ns".to_string(),

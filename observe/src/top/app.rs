@@ -16,8 +16,24 @@ const MOMENTS: usize = 120;
 pub enum Heat {
     /// The part of the time that a CPU was busy.
     Busy,
+    /// The tasks that waited for a CPU.
+    Waiting,
     /// The part of the time that the host took, as the kernel counts it.
     Steal,
+    /// The frequency, as a part of the highest one.
+    Frequency,
+}
+
+impl Heat {
+    /// Returns the quantity that is shown after this one.
+    fn next(self) -> Heat {
+        match self {
+            Heat::Busy => Heat::Waiting,
+            Heat::Waiting => Heat::Steal,
+            Heat::Steal => Heat::Frequency,
+            Heat::Frequency => Heat::Busy,
+        }
+    }
 }
 
 /// Everything that the screen depends on.
@@ -135,12 +151,7 @@ impl App {
             KeyCode::Char('q') | KeyCode::Esc => self.is_over = true,
             KeyCode::Char('?' | 'h') => self.shows_help = true,
             KeyCode::Char(' ') => self.is_paused = !self.is_paused,
-            KeyCode::Char('m') => {
-                self.heat = match self.heat {
-                    Heat::Busy => Heat::Steal,
-                    Heat::Steal => Heat::Busy,
-                };
-            }
+            KeyCode::Char('m') => self.heat = self.heat.next(),
             KeyCode::Char('+') => self.hurry(2.0),
             KeyCode::Char('-') => self.hurry(0.5),
             KeyCode::Left => self.step_to(shown.saturating_sub(1)),
@@ -253,8 +264,10 @@ mod tests {
         assert_eq!(at(&app), 2.0);
         press(&mut app, KeyCode::Char('-'));
         assert_eq!(app.interval(), 2.0);
-        press(&mut app, KeyCode::Char('m'));
-        assert_eq!(app.heat, Heat::Steal);
+        for heat in [Heat::Waiting, Heat::Steal, Heat::Frequency, Heat::Busy] {
+            press(&mut app, KeyCode::Char('m'));
+            assert_eq!(app.heat, heat);
+        }
         press(&mut app, KeyCode::Char('?'));
         assert!(app.shows_help);
         press(&mut app, KeyCode::Char('q'));

@@ -8,6 +8,8 @@
 //!   tenths, withheld with a dash       N0 L0 8 1 .-
 //!   tenths alone                       N0 L0 81.
 //! ```
+//!
+//! Tasks have a decimal in the widest cells, and are whole in the others.
 
 use std::collections::BTreeMap;
 
@@ -20,12 +22,42 @@ use crate::topology::Topology;
 /// The widths of cells, the widest first.
 const WIDTHS: [u16; 3] = [5, 2, 1];
 
+/// What the heat of a CPU is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// A part, which is written as percent or as tenths.
+    Part,
+    /// A number of tasks.
+    Tasks,
+}
+
+impl Unit {
+    /// Returns a number of at most four characters, if it can.
+    fn number(self, heat: f64) -> String {
+        match self {
+            Unit::Part => format!("{:.0}", 100.0 * heat),
+            Unit::Tasks => format!("{heat:.1}"),
+        }
+    }
+
+    /// Returns one character.
+    fn sign(self, heat: f64) -> char {
+        match self {
+            Unit::Part => tenths(heat),
+            Unit::Tasks => tenths(heat / 10.0),
+        }
+    }
+}
+
 /// A map of the machine, ready to be drawn.
 pub struct HeatMap<'a> {
     /// Where the CPUs are.
     pub topology: &'a Topology,
-    /// The heat of each CPU, from 0 to 1. One that is missing is not known.
+    /// The heat of each CPU: a part from 0 to 1, or a number of tasks. One that is missing is not
+    /// known.
     pub heat: &'a BTreeMap<usize, f64>,
+    /// What the heat is.
+    pub unit: Unit,
     /// Whether a CPU is preferred.
     pub is_preferred: &'a dyn Fn(usize) -> bool,
     /// Whether colours are used.
@@ -148,11 +180,11 @@ impl HeatMap<'_> {
         let heat = self.heat.get(&cpu).copied();
         let text = match (width, heat) {
             (5, None) => "   ?".into(),
-            (5, Some(heat)) if is_preferred => format!("{:>4.0}", 100.0 * heat),
-            (5, Some(heat)) => format!("{:>4}", format!("({:.0})", 100.0 * heat)),
+            (5, Some(heat)) if is_preferred => format!("{:>4}", self.unit.number(heat)),
+            (5, Some(heat)) => format!("{:>4}", format!("({})", self.unit.number(heat))),
             (_, None) => "?".into(),
-            (2, Some(heat)) if !is_preferred => format!("{}-", tenths(heat)),
-            (_, Some(heat)) => tenths(heat).to_string(),
+            (2, Some(heat)) if !is_preferred => format!("{}-", self.unit.sign(heat)),
+            (_, Some(heat)) => self.unit.sign(heat).to_string(),
         };
         let style = match (heat, is_preferred) {
             (_, false) => Style::new().add_modifier(Modifier::DIM),
@@ -214,6 +246,10 @@ mod tests {
 
     /// A machine of LLCs of the same size, each CPU as hot as its number says.
     fn drawn(llcs: usize, cores: usize, nodes: usize, area: Rect) -> String {
+        drawn_in(Unit::Part, llcs, cores, nodes, area)
+    }
+
+    fn drawn_in(unit: Unit, llcs: usize, cores: usize, nodes: usize, area: Rect) -> String {
         let per_llc = 2 * cores;
         let places = (0..llcs * per_llc).map(|cpu| {
             let llc = cpu / per_llc;
@@ -233,6 +269,7 @@ mod tests {
         let map = HeatMap {
             topology: &topology,
             heat: &heat.collect(),
+            unit,
             is_preferred: &|cpu| cpu > 1,
             has_colours: false,
         };
@@ -248,6 +285,15 @@ mod tests {
         assert_eq!(
             text,
             "N0 L0  (0)   29  N1 L1   57   86\n      (14)   43          71  100\n"
+        );
+    }
+
+    #[test]
+    fn tasks_have_a_decimal_where_there_is_room() {
+        let text = drawn_in(Unit::Tasks, 2, 2, 2, Rect::new(0, 0, 40, 2));
+        assert_eq!(
+            text,
+            "N0 L0 (0.0) 0.3  N1 L1  0.6  0.9\n      (0.1) 0.4         0.7  1.0\n"
         );
     }
 

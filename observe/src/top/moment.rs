@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::latency::Latency;
 use crate::sample::Sample;
 use crate::scheduler::Cgroup;
 
@@ -14,6 +15,13 @@ pub struct Moment {
     pub busy: BTreeMap<usize, f64>,
     /// The part of its time that the host took from each CPU, as the kernel counts it.
     pub steal: BTreeMap<usize, f64>,
+    /// How many tasks waited for each CPU, on average over the time: the time that those waited that
+    /// ran on it, over the time that passed.
+    pub waiting: BTreeMap<usize, f64>,
+    /// The frequency of each CPU at the end, as a part of its highest one.
+    pub frequency: BTreeMap<usize, f64>,
+    /// How long the tasks that ran had been ready.
+    pub latency: Latency,
     /// How often each cgroup was throttled, per second, and for which part of the time.
     pub throttled: BTreeMap<String, (f64, f64)>,
 }
@@ -34,6 +42,17 @@ impl Moment {
             let part = |time: f64| if all > 0.0 { time / all } else { 0.0 };
             moment.busy.insert(*number, part(busy));
             moment.steal.insert(*number, part(steal));
+            let waited = grown(before.waited_ns, time.waited_ns);
+            moment.waiting.insert(*number, waited / 1e9 / seconds);
+            if let Some(frequency) = time.frequency {
+                moment.frequency.insert(*number, frequency);
+            }
+        }
+        if let (Ok(before), Ok(now)) = (&earlier.latency, &later.latency) {
+            moment.latency = Latency {
+                woken: now.woken.since(&before.woken),
+                requeued: now.requeued.since(&before.requeued),
+            };
         }
         let (Ok(before), Ok(now)) = (&earlier.status, &later.status) else {
             return moment;
@@ -78,6 +97,8 @@ fn grown(before: u64, now: u64) -> f64 {
 
 #[cfg(test)]
 pub mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::cpu_times::{CpuTime, CpuTimes};
     use crate::kernel::SchedExt;
@@ -103,6 +124,7 @@ pub mod tests {
                 cpus: (0..8).map(|cpu| (cpu, CpuTime::default())).collect(),
                 runnable: 1,
             },
+            latency: Err("not here".into()),
         }
     }
 
@@ -117,6 +139,8 @@ pub mod tests {
                 busy,
                 idle: ticks - busy,
                 steal: 0,
+                waited_ns: (5e8 * at) as u64 * cpu as u64,
+                frequency: Some(0.5),
             };
             (cpu, time)
         });
@@ -148,8 +172,15 @@ pub mod tests {
                 cpus: cpu_times.collect(),
                 runnable: 12,
             },
+            latency: Ok(waits(at as u64)),
             ..sample(at)
         }
+    }
+
+    /// Each second 99 woken tasks were ready for less than 4.7 us, and one for less than 148 us.
+    fn waits(seconds: u64) -> Latency {
+        let counts = json!({"woken": {"80": 99 * seconds, "120": seconds}, "requeued": {}});
+        serde_json::from_value(counts).unwrap()
     }
 
     #[test]
@@ -158,7 +189,9 @@ pub mod tests {
         assert_eq!(moment.rate(&["push"]), 100.0);
         assert_eq!(moment.rate(&["push", "preempt", "unknown"]), 200.0);
         assert_eq!(moment.busy[&3], 0.3);
+        assert_eq!((moment.waiting[&3], moment.frequency[&3]), (1.5, 0.5));
         assert_eq!(moment.throttled["/limited"], (5.0, 0.4));
+        assert_eq!(moment.latency.woken.percentile(0.5), Some(4_608.0));
         assert!((moment.average_busy() - 0.35).abs() < 1e-9);
     }
 

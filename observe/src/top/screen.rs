@@ -10,14 +10,15 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::widgets::{Sparkline, Widget};
 
 use super::app::{App, Heat};
-use super::heat_map::HeatMap;
+use super::heat_map::{self, HeatMap};
 use super::moment::Moment;
+use crate::latency::Histogram;
 use crate::sample::Sample;
 use crate::scheduler::{Cgroup, Preferred};
 use crate::topology::parse_list;
 
 /// Lines below the heat map: the rates with their title, cgroups with theirs, and the last line.
-const LINES_BELOW: u16 = 13;
+const LINES_BELOW: u16 = 15;
 
 /// Where the columns of the rates begin.
 const VALUE: u16 = 12;
@@ -28,14 +29,18 @@ const HELP: &[&str] = &[
     "q, Esc      quit",
     "space       stand still, and go on",
     "+  -        ask the scheduler more often, less often; replay faster, slower",
-    "m           heat map: busy time, or the time that the host took (steal time)",
+    "m           heat map: busy time, tasks that wait, the time that the host took",
+    "            (steal time), frequency",
     "left right  one sample back or on, in a replay; Home, End: the first, the last",
     "",
     "A CPU stands at its LLC (L) and node (N), SMT siblings below each other.",
     "87: busy for 87 % of the time. Where room is short: tenths, . none, # all.",
+    "0.8: so many tasks waited, on average. Where room is short: 1 to 9, # more.",
     "(87), 8-: withheld; tasks that may run on a preferred CPU do not use it.",
     "previous, recent, core, CPU, beyond: the wakeup step that found an idle CPU.",
     "sibling, LLC, node, remote: how far away the stolen tasks were.",
+    "wakeup, requeue p99: 99 % of the tasks that woke, or lost their CPU, ran again",
+    "within this time. It is measured while this screen runs; see --no-latency.",
     "",
     "Any key: back",
 ];
@@ -44,13 +49,36 @@ const HELP: &[&str] = &[
 struct Rate {
     /// Empty on a line that only has more parts of the line above.
     label: &'static str,
-    /// The number that is written and drawn as a sparkline.
+    /// The number that is written and drawn as a sparkline; no number if nothing happened.
     value: fn(&Moment) -> f64,
-    /// Whether the number is a part of the time.
-    is_percent: bool,
-    /// Names of parts, each with the counters that add up to it.
-    parts: &'static [(&'static str, &'static [&'static str])],
+    /// What the number is.
+    unit: Unit,
+    /// What stands beside the sparkline.
+    parts: Parts,
 }
+
+/// What the number of a line is.
+#[derive(Clone, Copy, PartialEq)]
+enum Unit {
+    /// Events for each second.
+    PerSecond,
+    /// A part of the time.
+    Part,
+    /// A time in nanoseconds.
+    Time,
+}
+
+/// The parts of a line.
+enum Parts {
+    /// Names, each with the counters that add up to it.
+    Events(&'static [(&'static str, &'static [&'static str])]),
+    /// Other percentiles of the same times.
+    Percentiles(fn(&Moment) -> &Histogram),
+}
+
+/// The percentile that is the number of a line, and those beside the sparkline.
+const NUMBER_PERCENTILE: f64 = 0.99;
+const PERCENTILES: [(&str, f64); 3] = [("p50", 0.5), ("p90", 0.9), ("p99.9", 0.999)];
 
 const STEALS: [&str; 4] = ["steal_sibling", "steal_llc", "steal_node", "steal_remote"];
 
@@ -58,67 +86,84 @@ const RATES: &[Rate] = &[
     Rate {
         label: "busy",
         value: Moment::average_busy,
-        is_percent: true,
-        parts: &[
+        unit: Unit::Part,
+        parts: Parts::Events(&[
             ("queued", &["enqueue"]),
             ("renewed", &["keep"]),
             ("idle", &["idle_enter"]),
-        ],
+        ]),
+    },
+    Rate {
+        label: "wakeup p99",
+        value: |moment| number(&moment.latency.woken),
+        unit: Unit::Time,
+        parts: Parts::Percentiles(|moment| &moment.latency.woken),
+    },
+    Rate {
+        label: "requeue p99",
+        value: |moment| number(&moment.latency.requeued),
+        unit: Unit::Time,
+        parts: Parts::Percentiles(|moment| &moment.latency.requeued),
     },
     Rate {
         label: "wakeups",
         value: |moment| moment.rate(&["wake_idle", "wake_waker"]),
-        is_percent: false,
-        parts: &[
+        unit: Unit::PerSecond,
+        parts: Parts::Events(&[
             ("previous", &["wake_previous"]),
             ("recent", &["wake_recent"]),
             ("core", &["wake_core"]),
-        ],
+        ]),
     },
     Rate {
         label: "",
         value: |_| f64::NAN,
-        is_percent: false,
-        parts: &[
+        unit: Unit::PerSecond,
+        parts: Parts::Events(&[
             ("CPU", &["wake_cpu"]),
             ("beyond", &["wake_beyond"]),
             ("waker", &["wake_waker"]),
-        ],
+        ]),
     },
     Rate {
         label: "steals",
         value: |moment| moment.rate(&STEALS),
-        is_percent: false,
-        parts: &[
+        unit: Unit::PerSecond,
+        parts: Parts::Events(&[
             ("sib", &["steal_sibling"]),
             ("LLC", &["steal_llc"]),
             ("node", &["steal_node"]),
             ("remote", &["steal_remote"]),
-        ],
+        ]),
     },
     Rate {
         label: "searches",
         value: |moment| moment.rate(&["steal_attempt"]),
-        is_percent: false,
-        parts: &[("not worth it", &["steal_gated"])],
+        unit: Unit::PerSecond,
+        parts: Parts::Events(&[("not worth it", &["steal_gated"])]),
     },
     Rate {
         label: "pushes",
         value: |moment| moment.rate(&["push"]),
-        is_percent: false,
-        parts: &[
+        unit: Unit::PerSecond,
+        parts: Parts::Events(&[
             ("kicks", &["kick_idle"]),
             ("balance", &["rotate"]),
             ("spread", &["spread"]),
-        ],
+        ]),
     },
     Rate {
         label: "preemptions",
         value: |moment| moment.rate(&["preempt"]),
-        is_percent: false,
-        parts: &[("forks away", &["fork_away"]), ("parked", &["park"])],
+        unit: Unit::PerSecond,
+        parts: Parts::Events(&[("forks away", &["fork_away"]), ("parked", &["park"])]),
     },
 ];
+
+/// Returns the number of a line of times; no number if there was no time.
+fn number(times: &Histogram) -> f64 {
+    times.percentile(NUMBER_PERCENTILE).unwrap_or(f64::NAN)
+}
 
 /// Draws the app.
 pub fn draw(app: &App, area: Rect, buffer: &mut Buffer) {
@@ -224,17 +269,21 @@ impl Pen<'_> {
         let is_preferred = |cpu: usize| preferred.as_ref().is_none_or(|cpus| cpus.contains(&cpu));
         let nothing = Moment::default();
         let moment = self.app.moments.back().unwrap_or(&nothing);
-        let (heat, title) = match self.app.heat {
-            Heat::Busy => (&moment.busy, "CPUs: busy, % (withheld)"),
-            Heat::Steal => (
-                &moment.steal,
-                "CPUs: steal time that the kernel counted, % (withheld)",
-            ),
+        let (heat, what) = match self.app.heat {
+            Heat::Busy => (&moment.busy, "busy, %"),
+            Heat::Waiting => (&moment.waiting, "tasks that waited, on average"),
+            Heat::Steal => (&moment.steal, "steal time that the kernel counted, %"),
+            Heat::Frequency => (&moment.frequency, "frequency, % of the highest"),
         };
-        self.title(y, title, buffer);
+        let unit = match self.app.heat {
+            Heat::Waiting => heat_map::Unit::Tasks,
+            _ => heat_map::Unit::Part,
+        };
+        self.title(y, &format!("CPUs: {what} (withheld)"), buffer);
         let map = HeatMap {
             topology: &sample.topology,
             heat,
+            unit,
             is_preferred: &is_preferred,
             has_colours: self.app.has_colours,
         };
@@ -256,24 +305,51 @@ impl Pen<'_> {
         y + 1 + RATES.len() as u16
     }
 
+    /// Says on a line of times why there are none.
+    fn missing_times(&self, rate: &Rate) -> Option<&str> {
+        let latency = &self.app.sample.as_ref()?.latency;
+        let reason = latency.as_ref().err()?;
+        (rate.unit == Unit::Time).then_some(reason)
+    }
+
     /// Draws one line of the rates: the label, the number, the sparkline, the parts.
     fn rate(&self, rate: &Rate, y: u16, buffer: &mut Buffer) {
         let Some(moment) = self.app.moments.back() else {
             return self.text(0, y, rate.label, Style::new(), buffer);
         };
+        if let Some(reason) = self.missing_times(rate) {
+            return self.text(
+                0,
+                y,
+                &format!("{:<12}{reason}", rate.label),
+                Style::new(),
+                buffer,
+            );
+        }
         let value = (rate.value)(moment);
         if !rate.label.is_empty() {
-            let text = match rate.is_percent {
-                true => format!("{:.0} %", 100.0 * value),
-                false => short(value),
+            let text = match rate.unit {
+                Unit::Part => format!("{:.0} %", 100.0 * value),
+                Unit::PerSecond => short(value),
+                Unit::Time => short_time(value),
             };
             self.text(0, y, rate.label, Style::new(), buffer);
             self.text(VALUE, y, &format!("{text:>8}"), Style::new(), buffer);
             self.sparkline(rate, y, buffer);
         }
-        let parts = rate.parts.iter();
-        let parts = parts.map(|(name, events)| format!("{name} {}", short(moment.rate(events))));
-        let parts: Vec<_> = parts.collect();
+        let parts: Vec<_> = match rate.parts {
+            Parts::Events(parts) => parts
+                .iter()
+                .map(|(name, events)| format!("{name} {}", short(moment.rate(events))))
+                .collect(),
+            Parts::Percentiles(times) => PERCENTILES
+                .iter()
+                .filter_map(|(name, part)| {
+                    let time = times(moment).percentile(*part)?;
+                    Some(format!("{name} {}", short_time(time)))
+                })
+                .collect(),
+        };
         self.text(DETAIL, y, &parts.join("  "), Style::new(), buffer);
     }
 
@@ -287,18 +363,15 @@ impl Pen<'_> {
         let recent = moments
             .iter()
             .skip(moments.len().saturating_sub(width.into()));
-        let scale = if rate.is_percent { 1e3 } else { 1.0 };
+        let is_part = rate.unit == Unit::Part;
+        let scale = if is_part { 1e3 } else { 1.0 };
         let data: Vec<u64> = recent
             .map(|moment| (scale * (rate.value)(moment)) as u64)
             .collect();
         let line = Sparkline::default()
             .data(&data)
             .style(self.coloured(Color::Cyan));
-        let line = if rate.is_percent {
-            line.max(1_000)
-        } else {
-            line
-        };
+        let line = if is_part { line.max(1_000) } else { line };
         let area = Rect::new(self.area.x + SPARK, self.area.y + y, width, 1);
         line.render(area, buffer);
     }
@@ -410,6 +483,18 @@ fn short(rate: f64) -> String {
         rate if rate < 999_500.0 => format!("{:.0}k", rate / 1e3),
         rate => format!("{:.1}M", rate / 1e6),
     }
+}
+
+/// Writes a time of nanoseconds in at most six characters; a dash if there was none.
+fn short_time(ns: f64) -> String {
+    let (value, unit) = match ns {
+        ns if ns.is_nan() => return "-".into(),
+        ns if ns < 999_500.0 => (ns / 1e3, "us"),
+        ns if ns < 999_500_000.0 => (ns / 1e6, "ms"),
+        ns => (ns / 1e9, "s"),
+    };
+    let decimals = usize::from(value < 9.95);
+    format!("{value:.decimals$} {unit}")
 }
 
 /// Cuts a path in front, because its end tells more.
