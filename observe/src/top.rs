@@ -10,9 +10,11 @@
 mod app;
 mod heat_map;
 mod moment;
+mod picture;
 mod recording;
 mod screen;
 
+use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
@@ -22,7 +24,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use ratatui::DefaultTerminal;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
@@ -53,7 +55,8 @@ const PLAIN: Rect = Rect::new(0, 0, 80, 24);
 #[command(after_help = "Examples:\n  \
     magpie top --record night.jsonl\n  \
     magpie top --replay night.jsonl\n  \
-    magpie top --screens 1      # as text, for a script or a report")]
+    magpie top --screens 1      # as text, for a script or a report\n  \
+    magpie top --screens 1 --picture screen.svg")]
 pub struct Args {
     /// Ask the scheduler this often
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
@@ -74,6 +77,10 @@ pub struct Args {
     /// Print N screens as text, one after the other, and end; needs no terminal
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     screens: Option<u32>,
+
+    /// Write the last of the printed screens to FILE, too, as a picture (SVG)
+    #[arg(long, value_name = "FILE", requires = "screens")]
+    picture: Option<PathBuf>,
 
     /// Do without colours, as with NO_COLOR in the environment
     #[arg(long, alias = "no-color")]
@@ -98,7 +105,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 /// When there is no terminal, or a recording cannot be read or written.
 pub fn run(args: &Args) -> Result<u8> {
     let has_colours = !args.no_colour && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-    let mut app = App::new(args.interval, has_colours && args.screens.is_none());
+    let mut app = App::new(args.interval, has_colours);
     let mut feed = match &args.replay {
         Some(file) => {
             app.load(recording::read(file)?);
@@ -115,7 +122,13 @@ pub fn run(args: &Args) -> Result<u8> {
         }
     };
     match args.screens {
-        Some(count) => print_screens(&mut app, &mut feed, count)?,
+        Some(count) => {
+            let last = print_screens(&mut app, &mut feed, count)?;
+            if let Some(file) = &args.picture {
+                fs::write(file, picture::to_svg(&last))
+                    .with_context(|| format!("writing the picture {}", file.display()))?;
+            }
+        }
         None => {
             ensure!(
                 io::stdout().is_terminal(),
@@ -210,8 +223,9 @@ fn show(terminal: &mut DefaultTerminal, app: &mut App, feed: &mut Feed) -> Resul
     Ok(())
 }
 
-/// Prints screens as text, each with the rates since the one before.
-fn print_screens(app: &mut App, feed: &mut Feed, count: u32) -> Result<()> {
+/// Prints screens as text, each with the rates since the one before, and returns the last one.
+fn print_screens(app: &mut App, feed: &mut Feed, count: u32) -> Result<Buffer> {
+    let mut buffer = Buffer::empty(PLAIN);
     for index in 0..count {
         match feed {
             Feed::Live(samples, _) => {
@@ -224,9 +238,9 @@ fn print_screens(app: &mut App, feed: &mut Feed, count: u32) -> Result<()> {
             Feed::Recording(_) if index > 0 => app.advance(),
             Feed::Recording(_) => {}
         }
-        let mut buffer = Buffer::empty(PLAIN);
+        buffer.reset();
         screen::draw(app, PLAIN, &mut buffer);
         io::stdout().write_all(screen::to_text(&buffer).as_bytes())?;
     }
-    Ok(())
+    Ok(buffer)
 }
