@@ -102,6 +102,9 @@ uninstall: ## remove what install installed, and nothing else
 		rmdir --ignore-fail-on-non-empty "$(DESTDIR)$(PREFIX)/$$folder" 2>/dev/null || true; \
 	done
 
+book: setup ## make a book of the pages of docs/, in target/book/
+	cargo run --release --quiet -p magpie-book
+
 deb: setup ## make Debian packages in target/deb/, and check them with lintian
 	@scripts/setup.sh packages
 	cargo build --release --workspace
@@ -109,4 +112,4 @@ deb: setup ## make Debian packages in target/deb/, and check them with lintian
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test results gate install uninstall deb
+.PHONY: help setup build run test results gate install uninstall book deb
