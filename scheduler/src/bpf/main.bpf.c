@@ -3,7 +3,10 @@
  * main.bpf.c - the operations of scx_magpie: calls of its mechanisms.
  *
  * One translation unit, because separate BPF objects cost about one per cent of speed and limit the
- * number of arguments. Each file uses only files before it. Read in this order:
+ * number of arguments. Each file uses only files before it, except that portable/placement.h
+ * declares functions of place/search.bpf.h and others, which native tests replace.
+ *
+ * Read in this order:
  *
  *   intf.h                    limits, events, topology: shared with user space
  *   portable/                 arithmetic, also compiled and tested natively
@@ -98,6 +101,7 @@ s32 BPF_STRUCT_OPS(magpie_select_cpu, struct task_struct *p, s32 prev_cpu, u64 w
 	return place_wakeup(p, prev_cpu, wake_flags);
 }
 
+/* A runnable task has no CPU: park it, send it to an idle CPU, or queue it. */
 void BPF_STRUCT_OPS(magpie_enqueue, struct task_struct *p, u64 enq_flags)
 {
 	s32 cpu = scx_bpf_task_cpu(p);
@@ -115,6 +119,7 @@ void BPF_STRUCT_OPS(magpie_enqueue, struct task_struct *p, u64 enq_flags)
 	wait_on(p, ts, cpu, enq_flags);
 }
 
+/* A CPU needs a task: keep the running one, take the own queue's first one, or search elsewhere. */
 void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 {
 	struct cpu_state *state = state_of(cpu);
@@ -133,6 +138,7 @@ void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 		idle_goes_on(state, cpu);
 }
 
+/* A task begins to run: publish what others ask of this CPU. */
 void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 {
 	s32 cpu = scx_bpf_task_cpu(p);
@@ -148,15 +154,14 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 	regain_ticks(state);
 	look_again(state);
 	join_cgroup(ts);
-	end_migration(ts);
-	start_running(state, ts, in_turn, now);
-	start_hrtick(state, cpu, now);
+	begin_slice(state, ts, cpu, in_turn, now);
 	forget_preemption(state);
 	idle_policy_begins(state, cpu, p);
 	note_running(state, now);
 	stop_if_throttled(p, ts, cpu);
 }
 
+/* The running task leaves the CPU: charge it. */
 void BPF_STRUCT_OPS(magpie_stopping, struct task_struct *p, bool runnable)
 {
 	struct cpu_state *state = state_of(scx_bpf_task_cpu(p));
@@ -173,6 +178,7 @@ void BPF_STRUCT_OPS(magpie_stopping, struct task_struct *p, bool runnable)
 		leave_cgroup(ts);
 }
 
+/* End the slice, and let any queued task run first, see is_still_first(). */
 bool BPF_STRUCT_OPS(magpie_yield, struct task_struct *from, struct task_struct *to)
 {
 	struct task_state *ts = task_state(from);

@@ -28,15 +28,23 @@ static __always_inline struct task_state *find_stayer(struct task_struct *prev, 
 	return is_migrating(ts) || is_throttled(prev, ts) ? NULL : ts;
 }
 
+/*
+ * A task begins to run, or goes on: end its migration, publish its deadline for wakers, and set the
+ * timer that ends its request. @in_turn: see start_running().
+ */
+static __always_inline void begin_slice(struct cpu_state *state, struct task_state *ts, s32 cpu,
+					bool in_turn, u64 now)
+{
+	end_migration(ts);
+	start_running(state, ts, in_turn, now);
+	start_hrtick(state, cpu, now);
+}
+
 /* Let the running task go on for another slice. */
 static __always_inline void keep_running(struct task_struct *p, struct task_state *ts,
 					 struct cpu_state *state, s32 cpu)
 {
-	u64 now = rq_now(cpu);
-
-	end_migration(ts);
-	start_running(state, ts, true, now);
-	start_hrtick(state, cpu, now);
+	begin_slice(state, ts, cpu, true, rq_now(cpu));
 	forget_preemption(state);
 	scx_bpf_task_set_slice(p, slice_ns);
 	count_event(state, EVENT_KEEP, 1);
