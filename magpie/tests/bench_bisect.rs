@@ -1,11 +1,12 @@
 //! `magpie bench bisect` finds a planted bad step among sixteen, unattended: real programs, run on
-//! this host under the kernel's own scheduler. Their figure is the number of random numbers that they
-//! draw, which has noise, as a time has, but no more of it on a busy host.
+//! this host under the kernel's own scheduler. Their figure is the number of random numbers that
+//! they draw, which has noise, as a time has, but no more of it on a busy host.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use magpie_lab::git::git;
 use serde_json::Value;
 
 /// The step from which on the program draws more.
@@ -72,30 +73,21 @@ fn program(sum: usize) -> String {
     )
 }
 
-fn git(folder: &Path, words: &[&str]) -> String {
-    let identity = ["-c", "user.name=n", "-c", "user.email=e@x"];
-    let done = Command::new("git")
-        .args(identity)
-        .args(words)
-        .current_dir(folder)
-        .output()
-        .expect("git runs");
-    assert!(done.status.success(), "{words:?}: {done:?}");
-    String::from_utf8(done.stdout).expect("UTF-8")
-}
-
-/// A git tree with a good commit and sixteen more, of which one makes the program draw more, and the
-/// others a little more or less.
+/// A git tree with a good commit and sixteen more, of which one makes the program draw more, and
+/// the others a little more or less.
 fn tree(folder: &Folder) -> PathBuf {
     let tree = folder.path("tree");
     fs::create_dir(&tree).expect("created");
-    git(&tree, &["init", "-q"]);
+    let run = |words: &[&str]| git(&tree, words, None).expect("git succeeds");
+    run(&["init", "-q"]);
+    run(&["config", "user.name", "n"]);
+    run(&["config", "user.email", "e@x"]);
     for step in 0..=STEPS {
         let more = if step >= CULPRIT { 25 } else { 0 };
         fs::write(tree.join("program"), program(100 + more + step % 2)).expect("written");
-        git(&tree, &["add", "."]);
-        git(&tree, &["commit", "-q", "-m", &format!("step {step}")]);
-        git(&tree, &["tag", &format!("step-{step}")]);
+        run(&["add", "."]);
+        run(&["commit", "-q", "-m", &format!("step {step}")]);
+        run(&["tag", &format!("step-{step}")]);
     }
     tree
 }
@@ -112,7 +104,7 @@ fn the_commit_that_makes_a_program_worse_is_found_among_sixteen() {
     assert!(said.contains(" step 11 (n, "), "{said}");
 
     let found = folder.found();
-    let culprit = git(&tree, &["rev-parse", "--short=12", "step-11"]);
+    let culprit = git(&tree, &["rev-parse", "--short=12", "step-11"], None).expect("a commit");
     assert_eq!(found["first_bad"], culprit.trim());
     // The bad end, and one step per halving.
     let tried = found["tried"].as_array().expect("a list");

@@ -11,7 +11,7 @@ use magpie_lab::git::git;
 /// A commit's name has this many characters.
 const SHORT: usize = 12;
 
-/// What is known of the steps so far.
+/// The steps, and which of them are known to be good or bad so far.
 pub enum Steps {
     /// Names in their order.
     List {
@@ -168,9 +168,6 @@ fn short(hash: impl AsRef<str>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-    use std::process::Command;
-
     use super::*;
 
     /// Bisects, with `is_bad` for a measurement. Returns the first bad step and the steps tried.
@@ -215,33 +212,25 @@ mod tests {
         assert!(Steps::list(vec!["a".into()], None, None).is_err());
     }
 
-    fn run(folder: &Path, words: &[&str]) {
-        let identity = ["-c", "user.name=n", "-c", "user.email=e@x"];
-        let done = Command::new("git")
-            .args(identity)
-            .args(words)
-            .current_dir(folder)
-            .output()
-            .expect("git runs");
-        assert!(done.status.success(), "{words:?}: {done:?}");
-    }
-
     #[test]
     fn a_commit_of_a_merged_branch_is_found() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path();
-        run(path, &["init", "-q", "-b", "main"]);
-        let commit = |name: &str| run(path, &["commit", "-q", "--allow-empty", "-m", name]);
+        let run = |words: &[&str]| git(path, words, None).expect("git succeeds");
+        run(&["init", "-q", "-b", "main"]);
+        run(&["config", "user.name", "n"]);
+        run(&["config", "user.email", "e@x"]);
+        let commit = |name: &str| run(&["commit", "-q", "--allow-empty", "-m", name]);
         commit("base");
-        run(path, &["tag", "base"]);
-        run(path, &["checkout", "-q", "-b", "side"]);
+        run(&["tag", "base"]);
+        run(&["checkout", "-q", "-b", "side"]);
         for name in ["side1", "side2 bad", "side3"] {
             commit(name);
         }
-        run(path, &["tag", "culprit", "side~1"]);
-        run(path, &["checkout", "-q", "main"]);
+        run(&["tag", "culprit", "side~1"]);
+        run(&["checkout", "-q", "main"]);
         commit("main1");
-        run(path, &["merge", "-q", "--no-edit", "side"]);
+        run(&["merge", "-q", "--no-edit", "side"]);
         commit("main2");
         let steps = Steps::commits(path.into(), "base", "main").expect("commits");
         assert_eq!(steps.left().expect("lists").len(), 6);

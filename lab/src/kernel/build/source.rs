@@ -44,7 +44,7 @@ pub enum Source {
 pub struct Unpacked {
     /// The folder.
     pub folder: PathBuf,
-    /// What it is, for people: with its version or commit.
+    /// The name of the source, for people: with its version or commit.
     pub name: String,
     /// Is it a folder of the lab? Otherwise it is the user's.
     pub is_ours: bool,
@@ -303,17 +303,6 @@ fn check_out(tree: &Path, commit: &str, folder: &Path, progress: &Progress) -> R
 mod tests {
     use super::*;
 
-    fn run(folder: &Path, words: &[&str]) {
-        let identity = ["-c", "user.name=n", "-c", "user.email=e@x"];
-        let done = Command::new("git")
-            .args(identity)
-            .args(words)
-            .current_dir(folder)
-            .output()
-            .expect("git runs");
-        assert!(done.status.success(), "{words:?}: {done:?}");
-    }
-
     /// A git tree that looks like a kernel's, with two commits.
     fn tree() -> tempfile::TempDir {
         let folder = tempfile::tempdir().expect("a folder");
@@ -323,13 +312,16 @@ mod tests {
         fs::write(path.join("Kconfig"), "").expect("written");
         fs::write(path.join("Makefile"), "VERSION = 7\nPATCHLEVEL = 2\n").expect("written");
         fs::write(path.join("same.c"), "same").expect("written");
-        run(path, &["init", "-q"]);
-        run(path, &["add", "."]);
-        run(path, &["commit", "-q", "-m", "one"]);
-        run(path, &["tag", "one"]);
+        let run = |words: &[&str]| git(path, words, None).expect("git succeeds");
+        run(&["init", "-q"]);
+        run(&["config", "user.name", "n"]);
+        run(&["config", "user.email", "e@x"]);
+        run(&["add", "."]);
+        run(&["commit", "-q", "-m", "one"]);
+        run(&["tag", "one"]);
         fs::write(path.join("new.c"), "new").expect("written");
-        run(path, &["add", "."]);
-        run(path, &["commit", "-q", "-m", "two"]);
+        run(&["add", "."]);
+        run(&["commit", "-q", "-m", "two"]);
         folder
     }
 
