@@ -44,7 +44,7 @@
 #define SLACK 2.0
 #define MOSTLY 0.5
 
-/* What one CPU wants of a line. */
+/* The requests of one CPU for a line. */
 struct contender {
 	int64_t served_ps; /* end of its last request */
 	int64_t period_ps; /* 0: it has made one request */
@@ -76,13 +76,19 @@ static int64_t patience_ps(int64_t period_ps)
 	return 2 * (options.window_ns * 1000 + period_ps);
 }
 
-/* Return true if a CPU still makes requests. Local times differ, so the last may be in the future. */
+/*
+ * Return true if a CPU still makes requests. Local times differ, so the last request may be in the
+ * future.
+ */
 static bool is_current(const struct contender *c, int64_t now_ps)
 {
 	return now_ps - c->served_ps < patience_ps(c->period_ps);
 }
 
-/* Return true if no front may write this line. Without the line's lock: late by an access at most. */
+/*
+ * Return true if no front may write this line. The caller does not hold the line's lock, so the
+ * answer may be late by one access.
+ */
 bool contention_is_on(uint32_t line)
 {
 	const struct entry *e = entry_of(line);

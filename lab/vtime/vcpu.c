@@ -257,6 +257,7 @@ static void vcpu_resumes(qemu_plugin_id_t id, unsigned int index)
 	vcpus[index].halting = false;
 }
 
+/* Have QEMU call this file when a vCPU starts, halts and resumes, and for each translated block. */
 void vcpu_register(qemu_plugin_id_t id)
 {
 	/* Each vCPU's entry has a pair of cache lines of its own. */

@@ -126,7 +126,7 @@ struct number_option {
 /* Sources of lines and other causes of stalls: enum source of memory.h. */
 #define MAX_CAUSES 16
 
-/* What the memory model counted on a vCPU. */
+/* The memory model's counts of a vCPU. */
 struct memory_counts {
 	uint64_t nr[MAX_CAUSES], stall_ns[MAX_CAUSES];
 	uint64_t string_bytes, string_ns;

@@ -18,7 +18,7 @@ pub const FOLDER: &str = "/sys/fs/cgroup";
 /// The share and the limit of one cgroup.
 #[stat_doc]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, Stats)]
-#[stat(desc = "What a cgroup gets")]
+#[stat(desc = "Share and limit of a cgroup")]
 pub struct CgroupStatus {
     #[stat(
         desc = "Share of its own tasks in the CPU time in use, by weight and by how often they are active, in percent"
@@ -42,7 +42,7 @@ impl CgroupStatus {
 /// All cgroups that the scheduler tells apart.
 #[stat_doc]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, Stats)]
-#[stat(desc = "What cgroups get; ask for the target \"cgroups\"")]
+#[stat(desc = "Shares and limits of cgroups; ask for the target \"cgroups\"")]
 pub struct CgroupsStatus {
     #[stat(desc = "By path below the root cgroup")]
     pub cgroups: BTreeMap<String, CgroupStatus>,

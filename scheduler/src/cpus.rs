@@ -18,7 +18,7 @@ const NR_DISTANCES: usize = bpf_intf::magpie_distance_NR_DISTANCES as usize;
 /// The measurements of one CPU. A new sample moves an average by an eighth of the difference.
 #[stat_doc]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, Stats)]
-#[stat(desc = "What a CPU has measured")]
+#[stat(desc = "Measurements of a CPU")]
 pub struct CpuStatus {
     #[stat(
         desc = "Average idle period in ns; each is capped at twice the costliest search, or 1 ms if that is more"
@@ -59,7 +59,7 @@ impl CpuStatus {
 /// The measurements of all online CPUs.
 #[stat_doc]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, Stats)]
-#[stat(desc = "What CPUs have measured; ask for the target \"cpus\"")]
+#[stat(desc = "Measurements of all CPUs; ask for the target \"cpus\"")]
 pub struct CpusStatus {
     #[stat(desc = "By CPU number")]
     pub cpus: BTreeMap<usize, CpuStatus>,

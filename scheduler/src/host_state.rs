@@ -304,8 +304,8 @@ fn put_back(root: &Path, saved: &mut Saved) -> Result<()> {
 }
 
 /// Writes the state file. A new file is renamed into place, so that a crash leaves either the old
-/// state or the new one. It is not synced, because /run does not outlive the kernel, and because the
-/// unit of scx_loader forbids that.
+/// state or the new one. It is not synced, because /run does not outlive the kernel, and because
+/// the unit of scx_loader forbids that.
 fn save(root: &Path, saved: &Saved) -> Result<()> {
     let path = root.join(STATE_FILE);
     let next = path.with_extension("new");

@@ -86,8 +86,8 @@ impl KernelMask {
     }
 
     /// Reads the kernel's files, and returns the CPUs to prefer because of them. Returns nothing if
-    /// our own governor shall decide. A mask that cannot be used changes nothing; that is said once,
-    /// until there is a usable one again.
+    /// our own governor shall decide. A mask that cannot be used changes nothing; that is said
+    /// once, until there is a usable one again.
     pub fn read(&mut self, online: &CpuSet) -> Option<&CpuSet> {
         match self.usable_mask(online) {
             Ok(mask) => {

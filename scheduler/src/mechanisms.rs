@@ -16,7 +16,7 @@ use crate::flags::flags;
 pub struct Mechanism {
     /// The name of its counter group and of its page.
     pub name: &'static str,
-    /// What it does, in one line.
+    /// Its purpose, in one line.
     pub purpose: &'static str,
     /// Its files or folders below `src/bpf/`. The first has the essay, the others are its parts.
     pub files: &'static [&'static str],
@@ -138,7 +138,7 @@ mechanisms! {
     "queue" in ["queue/queue.bpf.h", "queue/fair.bpf.h", "queue/overloaded.bpf.h", "queue/hrtick.bpf.h"] {
         /// Leave out wakeup preemption: a woken task waits for the end of the running task's slice
         Part(no_preempt) clears preempt_enabled;
-        /// Leave out the timer that ends a request in time: a task that waits for it waits for a tick
+        /// Leave out the timer that ends a request in time: a waiting task then waits for a tick
         Part(no_hrtick) clears hrtick_enabled;
     }
 
@@ -146,8 +146,8 @@ mechanisms! {
     "steal" in ["balance/steal.bpf.h", "balance/avg_idle.bpf.h"] {
         /// Leave out stealing: an idle CPU does not search other CPUs' queues for waiting tasks
         ///
-        /// It still takes a task when a busy CPU kicks it for that task, at a tick or when a task
-        /// is requeued. Busy CPUs do not balance their queues either.
+        /// An idle CPU still takes a task when a busy CPU kicks it for that task, at a tick or when
+        /// the task is requeued. Busy CPUs do not balance their queues either.
         Whole(no_steal) clears steal_enabled;
         /// Leave out the gate of stealing: an idle CPU searches even if it will idle for less than
         /// the search costs
@@ -176,7 +176,7 @@ mechanisms! {
     "fork" in ["place/fork.bpf.h"] {
         /// Leave out the choice of an LLC for new tasks: a new task starts in its parent's LLC
         ///
-        /// It runs elsewhere only if that LLC has no idle CPU.
+        /// The task runs elsewhere only if that LLC has no idle CPU.
         Whole(no_fork) clears fork_enabled, needs no_wakeup, only Wakeup;
     }
 

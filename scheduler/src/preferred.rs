@@ -121,8 +121,9 @@ impl StealSource {
 pub struct Knobs {
     /// Decide the number of cores this often, in milliseconds [default: 1000]
     ///
-    /// It is decided sooner, down to an eighth of that time, when the host takes ten times as much
-    /// as --high allows. Where the kernel's steal_governor decides, its choice is read this often.
+    /// The decision comes sooner, down to an eighth of that time, when the host takes ten times as
+    /// much as --high allows. Where the kernel's steal_governor decides, its choice is read this
+    /// often.
     #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(10..=60_000))]
     pub period: Option<u64>,
 
@@ -230,7 +231,7 @@ pub struct PreferredStatus {
     #[stat(desc = "Online CPUs, as a list")]
     pub online: String,
     #[stat(
-        desc = "Who decides: auto (the governor), kernel (its steal_governor), set (the user), off"
+        desc = "Decided by: auto (the governor), kernel (its steal_governor), set (the user), off"
     )]
     pub mode: String,
     #[stat(desc = "Why these CPUs, as a sentence")]

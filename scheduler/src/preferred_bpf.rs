@@ -1,8 +1,8 @@
 //! Writes the settings of preferred CPUs to the BPF side, and reads their status.
 //!
 //! Both are plain memory that is mapped here and in the kernel. The BPF side reads the settings
-//! each period, and at once when `apply_settings` is run. It may see half of a change in between;
-//! the run of `apply_settings` after the change puts that right.
+//! each period, and at once when `apply_settings` is run. A read in the middle of a change sees
+//! half of the change; the run of `apply_settings` after the change puts that right.
 
 use std::fs;
 use std::io;

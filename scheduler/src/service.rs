@@ -1,5 +1,4 @@
-//! What systemd is told where it started this program: that the scheduler runs, and that it still
-//! answers. Without systemd nothing is told.
+//! Tells systemd, if it started this program, that the scheduler runs and that it still answers.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +7,7 @@ use sd_notify::NotifyState;
 
 /// How often systemd hears that the scheduler answers.
 pub struct Watchdog {
-    /// None if nobody waits for it.
+    /// None if systemd does not ask for it.
     interval: Option<Duration>,
     due: Instant,
 }
@@ -33,8 +32,8 @@ impl Watchdog {
     }
 }
 
-/// Sends a message to systemd. If it cannot be sent, the scheduler goes on: systemd ends it if that
-/// matters.
+/// Sends a message to systemd. If the message cannot be sent, the scheduler goes on: systemd ends a
+/// service of which it hears nothing.
 fn tell(state: NotifyState) {
     if let Err(error) = sd_notify::notify(&[state]) {
         warn!("cannot tell systemd the state of the service: {error}");

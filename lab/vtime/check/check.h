@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What the self-checks share: a clock, a median, and the CPU that a thread runs on.
+ * Shared by the self-checks: a clock, a median, and the CPU that a thread runs on.
  */
 #ifndef MAGPIE_CHECK_H
 #define MAGPIE_CHECK_H

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What memory costs, measured inside a guest. It is linked statically and needs
- * only a kernel. The lab compares the figures with the machine's table.
+ * Measures inside a guest what memory costs. The program is linked statically and
+ * needs only a kernel. The lab compares the figures with the machine's table.
  *
  *	memory-check chase CPU HOME KIB...	a random walk through memory of each size
  *	memory-check transfer A B		CPU B takes lines that CPU A has written,
@@ -33,6 +33,7 @@
 #define MAX_ADDERS 1024
 #define ADDITIONS 200 /* of a CPU between two looks at the clock */
 
+/* The next number of a fixed sequence (xorshift), so that each run walks the same way. */
 static uint64_t random_number(void)
 {
 	static uint64_t state = 88172645463325252ULL;

@@ -91,6 +91,7 @@ static u32 random_place(u64 *seed, enum kind kind)
 	return random_below(seed, nr_places / KINDS) * KINDS + kind;
 }
 
+/* An owner: set and clear places that no other thread writes, and read back each write. */
 static void own(u32 id, u64 seed)
 {
 	for (unsigned long i = 0; i < rounds; i++) {
@@ -111,6 +112,7 @@ static void own(u32 id, u64 seed)
 	}
 }
 
+/* A rival: set and clear places that the other rivals write, too, and count the changes. */
 static void rival(u64 seed)
 {
 	for (unsigned long i = 0; i < rounds; i++) {
@@ -132,6 +134,7 @@ static u32 ring_position(u32 place, u32 from)
 	return place >= from ? place - from : place + nr_places - from;
 }
 
+/* A visitor: go around the map from random places, and check the order and the places seen. */
 static void visit(u64 seed)
 {
 	unsigned long visits = rounds / nr_places + 1;
@@ -158,6 +161,7 @@ static void visit(u64 seed)
 	}
 }
 
+/* A thread: begin together with all others, in the role of its number. */
 static void *run(void *argument)
 {
 	u32 id = (u32)(uintptr_t)argument;
@@ -173,6 +177,7 @@ static void *run(void *argument)
 	return NULL;
 }
 
+/* After all threads have ended: is each place as the last call that changed it left it? */
 static void check_result(void)
 {
 	for (u32 place = 0; place < nr_places; place++) {

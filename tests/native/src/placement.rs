@@ -60,7 +60,7 @@ pub struct Wakeup {
     pub waker: u32,
     /// How many CPUs a search of one LLC looks at, unless the search is for an idle core.
     pub looks: u32,
-    /// It is a sync wakeup: the waker says that it will sleep soon.
+    /// The wakeup is a sync one: the waker says that it will sleep soon.
     pub is_sync: bool,
     /// Idle cores come before idle CPUs.
     pub wants_core: bool,

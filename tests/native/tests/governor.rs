@@ -1,8 +1,8 @@
 //! `governor.h`: rules that hold for every input, and guests on modelled hosts.
 //!
-//! The model of a host: it runs at most as many cores of the guest at the same time as it has to
-//! give; the guest keeps as many cores busy as it wants and may; what is busy and does not run is
-//! stolen.
+//! The model: the host runs at most a given number of the guest's cores at the same time. The guest
+//! keeps as many cores busy as it wants, but only preferred ones. A busy core that the host does
+//! not run has steal time.
 
 use magpie_native::governor::{Config, Input, Kind, State, longest_wait, next};
 use proptest::prelude::*;
@@ -178,7 +178,7 @@ proptest! {
         let mut guests = [state_with(host), state_with(host)];
         let mut history = Vec::new();
         for _ in 0..2000 {
-            // The host divides evenly; what one does not use goes to the other.
+            // The host divides evenly; what one guest does not use goes to the other.
             let cores = guests.map(|guest| guest.cores);
             let half = host / 2;
             let given = [

@@ -121,6 +121,7 @@ static __always_inline void refresh_rate(struct task_state *ts)
 		ts->rate = scale_rate(ts->nice_rate, cgroup_at(ts->cgroup)->factor);
 }
 
+/* Change a task's weight; its cgroup counts a task that runs or waits with the new one. */
 static __always_inline void set_task_weight(struct task_state *ts, u32 weight)
 {
 	bool is_active = ts->counted;
@@ -133,6 +134,7 @@ static __always_inline void set_task_weight(struct task_state *ts, u32 weight)
 		join_cgroup(ts);
 }
 
+/* Move a task to another cgroup, which then counts the task if it runs or waits. */
 static __always_inline void move_to_cgroup(struct task_state *ts, u32 slot)
 {
 	bool is_active = ts->counted;

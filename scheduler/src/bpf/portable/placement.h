@@ -207,7 +207,11 @@ __proved_once int search_beyond(struct placement *at __arg_nonnull,
 	return found ? STEP_BEYOND : STEP_QUEUE;
 }
 
-/* Search for an idle CPU, near the previous one first. Returns the step. */
+/*
+ * Search for an idle CPU, near the previous one first. With @core_is_worth_it,
+ * the task takes an idle core of its LLC, then one of another LLC, and only then an idle
+ * CPU of its LLC, which shares a core. Returns the step.
+ */
 __proved_once int search_idle(struct placement *at __arg_nonnull,
 			      struct task_struct *task __arg_trusted)
 {

@@ -100,6 +100,7 @@ static inline u64 cgroup_factor(u64 active, u64 share, u64 all_active, u64 all_s
 	return factor < SMALLEST_FACTOR ? SMALLEST_FACTOR : factor;
 }
 
+/* Multiply a rate by a cgroup's factor, within bounds: no rate is 0, and no product overflows. */
 static inline u64 scale_rate(u64 rate, u64 factor)
 {
 	u64 scaled = (rate * factor) >> WEIGHT_SHIFT;
