@@ -22,7 +22,7 @@ pub struct Applied {
     path: String,
     /// The file's text before.
     before: String,
-    /// What to write to have it back.
+    /// The text to write to have the old value back.
     undo: String,
 }
 

@@ -12,11 +12,11 @@
 //!
 //! The known good step is measured again beside every other one, in turns, because a host drifts.
 //! First it is compared with the known bad one: without a real difference there is nothing to find.
-//! That difference also sets the bar, which lies in its middle, unless `--limit` says where. Then the
-//! question of each step has two clear answers, and rounds are run until one is certain.
+//! The difference also sets the bar, which lies in its middle, unless `--limit` says where. Then
+//! the question of each step has two clear answers, and rounds are run until one is certain.
 //!
-//! All answers are right in at least 19 of 20 bisections: each of n may be wrong with a probability of
-//! 1 in 20 n.
+//! All answers are right in at least 19 of 20 bisections: each of n may be wrong with a probability
+//! of 1 in 20 n.
 
 mod steps;
 
@@ -98,8 +98,8 @@ struct Outcome {
 /// Runs `magpie bench bisect`.
 ///
 /// # Errors
-/// If the options do not fit together, the good or the bad step cannot be measured, or the bad one is
-/// not worse.
+/// If the options do not fit together, the good or the bad step cannot be measured, or the bad one
+/// is not worse.
 pub fn run(args: &Bisect) -> Result<u8> {
     let mut bisection = Bisection::new(args)?;
     interrupt::listen()?;
@@ -169,8 +169,8 @@ impl<'a> Bisection<'a> {
         })
     }
 
-    /// Compares the two ends, then one step after the other with the good end, until no step is left
-    /// that says more.
+    /// Compares the two ends, then one step after the other with the good end, until no step is
+    /// left that says more.
     fn search(&mut self) -> Result<()> {
         let (good, bad) = (self.steps.good(), self.steps.bad());
         let count = self.steps.left()?.len();
@@ -351,7 +351,7 @@ impl<'a> Bisection<'a> {
         is_bad_known && self.steps.left().is_ok_and(|left| left.len() == 1)
     }
 
-    /// What a step is, in one line.
+    /// Describes a step in one line.
     fn describe(&self, step: &str) -> String {
         let patch = step.parse::<usize>().ok().and_then(|number| {
             let index = number.checked_sub(1)?;
@@ -363,6 +363,8 @@ impl<'a> Bisection<'a> {
         }
     }
 
+    /// Prints the first bad step, or the steps of which one is the first bad one, and writes the
+    /// result file that `--json` names.
     fn print_result(&self) -> Result<()> {
         let left = self.steps.left()?;
         let first_bad = self.first_bad()?;

@@ -60,6 +60,7 @@ fn list_suites() -> Result<()> {
     Ok(())
 }
 
+/// Prints the comparison of two result files, and returns the exit code of the gate.
 fn run_compare(args: &Compare) -> Result<u8> {
     let gate = Gate {
         fail_over: args.fail_over,
@@ -74,6 +75,7 @@ fn run_compare(args: &Compare) -> Result<u8> {
     Ok(if outcome.failures == 0 { 0 } else { FAILED })
 }
 
+/// Joins the results of shards, judges their rows together, and writes the whole.
 fn run_merge(args: &Merge) -> Result<()> {
     let reports: Vec<(String, Report)> = args
         .files

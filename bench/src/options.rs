@@ -109,8 +109,8 @@ pub(crate) struct Setup {
     /// else tiny2, or vt16 in virtual time]
     #[arg(long, value_name = "NAME|FILE")]
     pub(crate) machine: Option<String>,
-    /// Kernel of the guest: a series or the name of a built one (`magpie lab kernels`), or a bzImage
-    /// [default: the newest series]
+    /// Kernel of the guest: a series or the name of a built one (`magpie lab kernels`), or a
+    /// bzImage [default: the newest series]
     #[arg(long, value_name = "SERIES|NAME|FILE")]
     pub(crate) kernel: Option<String>,
     /// Configuration of a kernel that is given as a file
@@ -215,8 +215,8 @@ pub(crate) struct Merge {
 /// Find the first commit, patch or step that is worse, by measurements.
 ///
 /// Each step that is tried is built, and measured in turns with the good one until it is certain on
-/// which side it is. A step that does not build, or cannot be decided within --rounds rounds, is left
-/// out. The exit code is 1 if no single step is found.
+/// which side it is. A step that does not build, or cannot be decided within --rounds rounds, is
+/// left out. The exit code is 1 if no single step is found.
 #[derive(Debug, clap::Args)]
 #[command(
     group = clap::ArgGroup::new("what").required(true),

@@ -109,6 +109,7 @@ struct Peer<'a> {
 }
 
 impl<'a> Peer<'a> {
+    /// Reads `NAME` or `NAME@VERSION`. Refuses text that cargo might take for an option.
     fn parse(text: &'a str) -> Result<Self> {
         let (name, version) = match text.split_once('@') {
             Some((name, version)) => (name, Some(version)),

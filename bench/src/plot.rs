@@ -1,7 +1,7 @@
 //! A result file as a picture: bars normalized to the baseline, with the range of the samples.
 //!
-//! It is SVG, because that scales, fits into a README and changes line by line. plotters draws,
-//! with its SVG backend only, which needs no fonts or libraries on the machine.
+//! The picture is SVG, because SVG scales, fits into a README and changes line by line. plotters
+//! draws, with its SVG backend only, which needs no fonts or libraries on the machine.
 
 use std::path::Path;
 

@@ -88,6 +88,7 @@ impl Progress {
         self.bar.finish_and_clear();
     }
 
+    /// Returns the real time that is left, estimated from the steps that are done.
     fn time_left(&self) -> String {
         let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));
         if done == 0 {

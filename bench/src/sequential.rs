@@ -10,9 +10,9 @@
 //! sides to ranks is as likely. It also has a known probability under Lehmann's alternatives, in
 //! which one side's distribution function, or its complement, is a power d of the other's. The
 //! *evidence* is the ratio of both, averaged over a fixed set of d. It is a martingale with mean 1
-//! while the sides are equal, so that it ever reaches 20 with a probability of at most 1/20 (Ville's
-//! inequality); 1 / (its greatest value so far) is a p value at every moment. Only ranks count, so
-//! no distribution is assumed.
+//! while the sides are equal, so that it ever reaches 20 with a probability of at most 1/20
+//! (Ville's inequality); 1 / (its greatest value so far) is a p value at every moment. Only ranks
+//! count, so no distribution is assumed.
 //!
 //! - I. R. Savage, J. Sethuraman: Stopping time of a rank-order sequential probability ratio test
 //!   based on Lehmann alternatives. Annals of Mathematical Statistics 37 (1966), 1154-1160.
@@ -47,7 +47,7 @@ enum Greater {
     Either,
 }
 
-/// What a row is asked, and how sure the answer must be.
+/// The question that the test asks of a row, and how sure the answer must be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Question {
     /// The share up to which a difference is small, which decides a row too; None if a small

@@ -16,7 +16,8 @@ use anyhow::{Result, bail};
 /// The kernel of a candidate's guest. Candidates with the same share one guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Boot {
-    /// A series, the name of a built kernel, or the path of a bzImage; None is the kernel of `--kernel`.
+    /// A series, the name of a built kernel, or the path of a bzImage; None is the kernel of
+    /// `--kernel`.
     pub kernel: Option<String>,
     /// Words for the kernel's command line.
     pub parameters: Vec<String>,

@@ -205,7 +205,7 @@ impl Trial {
         order
     }
 
-    /// What the result file keeps to run it again.
+    /// Returns the options that the result file keeps, so that the trial can be run again.
     fn options(&self, args: &Args, order: &[bool]) -> Values {
         let mut options = Values::from([
             ("rounds".into(), self.pairs.into()),
@@ -218,6 +218,7 @@ impl Trial {
         options
     }
 
+    /// Returns the first line: the two schedulers, and the number and length of their turns.
     fn title(&self, args: &Args, report: &Report) -> String {
         let turns = report.results.iter().map(|row| row.samples.len()).max();
         format!(
@@ -360,7 +361,7 @@ mod tests {
         };
         let order = trial.order();
         assert_eq!(order.iter().filter(|first| **first).count(), 20);
-        // That two draws are equal has a probability of 1e-11.
+        // Two draws are equal with a probability of 1e-11.
         assert_ne!(order, trial.order());
     }
 

@@ -6,14 +6,14 @@
 //! Controlling the false discovery rate: a practical and powerful approach to multiple testing.
 //! Journal of the Royal Statistical Society B 57 (1995), 289-300.
 //!
-//! It was proved for independent rows. Rows of one run are not independent, as two percentiles of
-//! the same latencies are high together; for such positive dependence the bound holds, too.
+//! The bound was proved for independent rows. Rows of one run are not independent: two percentiles
+//! of the same latencies are high together. For such positive dependence the bound holds, too.
 //! Y. Benjamini, D. Yekutieli: The control of the false discovery rate in multiple testing under
 //! dependency. Annals of Statistics 29 (2001), 1165-1188.
 //!
 //! The p values of `--until-sure` hold whatever made the rounds end, so they are corrected alike.
 //!
-//! The verdict of a row stays as it is: somebody who asks about this row only needs no correction.
+//! The verdict of a row stays as it is: a reader who asks about this row only needs no correction.
 
 use crate::relation::{Relation, relate};
 use crate::report::{BASELINE, Judged, Report, Row};

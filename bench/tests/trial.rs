@@ -2,7 +2,8 @@
 //! ones: into a report, and from it into the five lines.
 //!
 //! A/A: the same scheduler twice. At most one trial in twenty may tell any difference, however many
-//! figures it has. A/B: one figure differs by 10 %. It must be told, and no other.
+//! figures it has. A/B: one figure differs by 10 %. The answer must tell this
+//! difference, and no other.
 
 mod noise;
 

@@ -2,7 +2,8 @@
 //! report, and from it into the table's relations.
 //!
 //! A/A: the same scheduler twice, under the kinds of noise that benchmarks have. At most one row in
-//! twenty may be called different. A/B: one is 5 % slower. It must be found.
+//! twenty may be called different. A/B: one scheduler is 5 % slower. The
+//! verdicts must say so.
 
 mod noise;
 

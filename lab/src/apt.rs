@@ -204,9 +204,9 @@ impl Apt {
         }
     }
 
-    /// Downloads a package (`NAME` or `NAME/SUITE`) with those that it needs beyond the status file,
-    /// and unpacks all of them into one folder, as if they were installed there. Packages that the
-    /// suite lacks come from the others.
+    /// Downloads a package (`NAME` or `NAME/SUITE`) with those that it needs beyond the status
+    /// file, and unpacks all of them into one folder, as if they were installed there. Packages
+    /// that the suite lacks come from the others.
     pub fn unpack_with_dependencies(&self, package: &str, folder: &Path) -> Result<()> {
         let suite = package.split_once('/').map(|(_, suite)| suite);
         let work = tempfile::tempdir_in(&self.root).context("cannot create a folder")?;

@@ -15,7 +15,7 @@ struct Exporter {
 }
 
 impl Exporter {
-    /// Starts one that finds no scheduler.
+    /// Starts an exporter that finds no scheduler.
     fn start(folder: &Path, arguments: &[&str]) -> Exporter {
         let mut process = command(folder, arguments)
             .stdout(Stdio::piped())
@@ -26,14 +26,14 @@ impl Exporter {
         Exporter { process, output }
     }
 
-    /// The next line that it prints.
+    /// Returns the next line that the exporter prints.
     fn line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("a line");
         line.trim().into()
     }
 
-    /// Ends it as a service manager does, and returns what it printed on standard error.
+    /// Ends the exporter as a service manager does, and returns its standard error.
     fn end(mut self) -> String {
         let id = self.process.id().to_string();
         let killed = Command::new("kill").args(["-INT", &id]).status();
@@ -54,6 +54,7 @@ impl Drop for Exporter {
     }
 }
 
+/// An exporter that finds no scheduler, because nothing listens at the socket that it is given.
 fn command(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_magpie"));
     command.args(["export", "--socket"]);
@@ -61,19 +62,19 @@ fn command(folder: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs one that must end by itself.
+/// Runs an exporter that must end by itself.
 fn run(folder: &Path, arguments: &[&str]) -> Output {
     command(folder, arguments).output().expect("magpie runs")
 }
 
-/// The message of one that must fail.
+/// Runs an exporter that must fail, and returns its message.
 fn refused(folder: &Path, arguments: &[&str]) -> String {
     let output = run(folder, arguments);
     assert!(!output.status.success(), "{output:?}");
     String::from_utf8(output.stderr).expect("UTF-8")
 }
 
-/// The answer to a request for a path, with its head.
+/// Requests a path, and returns the answer with its head.
 fn get(mut stream: impl Read + Write, path: &str, accept: &str) -> String {
     let request =
         format!("GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\nConnection: close\r\n\r\n");

@@ -73,8 +73,8 @@ impl Tree {
         self.git(&["commit", "--quiet", "--no-gpg-sign", "-m", "Results"]);
     }
 
-    /// Makes the first row of scx_magpie in a result worse, by this factor; a factor below one makes
-    /// it better.
+    /// Makes the first row of scx_magpie in a result worse, by this factor; a factor below one
+    /// makes it better.
     fn worsen(&self, file: &str, factor: f64) {
         let text = run(self.0.path(), "gzip", &["-dc", file]);
         let mut result: Value = serde_json::from_slice(&text).expect("a result");

@@ -28,7 +28,8 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Reads and lists.
+/// Prints a line for each loaded struct_ops program: how often the kernel called it, and what it
+/// cost. With `--enable`, first switches the kernel's counting on.
 pub fn run(args: &Args) -> Result<Finding> {
     if args.enable {
         std::fs::write(SWITCH, "1")

@@ -194,6 +194,7 @@ fn wake_and_count(
     Ok(counts)
 }
 
+/// Waits until the condition holds, and fails if it does not in a bounded time.
 fn wait_until(mut holds: impl FnMut() -> bool) -> Result<()> {
     let end = sys::now_ns() + PATIENCE.as_nanos() as u64;
     loop {

@@ -1,5 +1,5 @@
-//! Runs `pairs`, `frames` and `audio` as a user does, for a short time and beside each load: do they
-//! measure, does the load make progress, and is it gone afterwards, whatever ends the program?
+//! Runs `pairs`, `frames` and `audio` as a user does, for a short time and beside each load: do
+//! they measure, does the load make progress, and is it gone afterwards, whatever ends the program?
 
 use std::error::Error;
 use std::fs;
@@ -97,7 +97,8 @@ fn percentiles_ascend_and_counts_agree_with_the_time() -> Result<()> {
         &short[..],
     ]
     .concat())?;
-    // Four clients think 100 times each, at most, in half a second; one more request may have begun.
+    // Four clients think 100 times each, at most, in half a second; one more request may have
+    // begun.
     let requests = pairs["requests"].as_u64().unwrap_or_default();
     assert!((40..=404).contains(&requests), "{pairs}");
 

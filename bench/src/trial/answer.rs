@@ -1,7 +1,8 @@
 //! The answer of a trial in five lines: what changed, and what the trial could not tell.
 //!
 //! A difference is told if it is real as one of all figures of the trial, by the report's verdicts.
-//! Everything else is "no difference", and the last line says how much the turns vary by themselves.
+//! Everything else is "no difference", and the last line says how much the turns vary by
+//! themselves.
 
 use super::metric::{
     BUSY, ENERGY, Metric, POWER, SWITCHES, THROUGHPUT, WAIT, WAITING, WAKEUP_P50, WAKEUP_P99,
@@ -71,6 +72,7 @@ impl Answer<'_> {
         .unwrap_or_else(|| "not known: the turns are too short".into())
     }
 
+    /// Returns the line of what the scheduler costs: busy CPUs, context switches, power.
     fn cost(&self) -> String {
         let power = self.named("power", POWER, JUDGED);
         let power = power.or_else(|| self.named("energy", ENERGY, JUDGED));
@@ -82,7 +84,7 @@ impl Answer<'_> {
         .unwrap_or_default()
     }
 
-    /// What limits the answer.
+    /// Returns the reasons why the trial could not tell more.
     fn not_told(&self) -> String {
         let mut limits = Vec::new();
         let turns = self.report.results.iter().map(|row| row.samples.len());
@@ -138,12 +140,13 @@ impl Answer<'_> {
         (!counts.is_empty()).then(|| Average::Arithmetic.of(&counts))
     }
 
-    /// What became of a figure, behind its name.
+    /// Returns how a figure changed, behind its name.
     fn named(&self, name: &str, metric: Metric, words: Words) -> Option<String> {
         Some(format!("{name} {}", self.phrase(metric, words)?))
     }
 
-    /// What became of a figure: `4.7 % better (2.38 runs/s, eevdf 2.27)`. None if it is missing.
+    /// Returns how a figure changed: `4.7 % better (2.38 runs/s, eevdf 2.27)`. None if it is
+    /// missing.
     fn phrase(&self, metric: Metric, words: Words) -> Option<String> {
         let is_other = |row: &&Row| row.case == metric.name && row.scheduler != BASELINE;
         let row = self.report.results.iter().find(is_other)?;

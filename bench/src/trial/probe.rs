@@ -1,5 +1,5 @@
-//! Probes: threads of the fair class that sleep for about a millisecond at a time, and note how much
-//! later than asked for they run. They feel what a task that sleeps and wakes feels beside the
+//! Probes: threads of the fair class that sleep for about a millisecond at a time, and note how
+//! much later than asked for they run. They feel what a task that sleeps and wakes feels beside the
 //! load, and take a few thousandths of a CPU.
 
 use std::sync::Arc;

@@ -38,7 +38,7 @@ impl Turn {
     }
 }
 
-/// What is the same in all turns.
+/// The settings that all turns share.
 pub struct Turns {
     length: Duration,
     command: Vec<String>,

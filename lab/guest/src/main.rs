@@ -8,8 +8,8 @@
 //! scheduler under test that starves every other task. Its children return to the normal policy at
 //! the fork. When the host closes the port, the guest powers off.
 //!
-//! `magpie.init=PROGRAM` on the kernel's command line leaves the place of init to that program, once
-//! the guest is set up.
+//! `magpie.init=PROGRAM` on the kernel's command line leaves the place of init to that program,
+//! once the guest is set up.
 
 mod boot;
 mod process;

@@ -74,8 +74,8 @@ pub struct Build {
     /// Apply only the first N patches of all files.
     #[arg(long, value_name = "N", requires = "patches")]
     first: Option<usize>,
-    /// Changes to the configuration: lines CONFIG_X=y, CONFIG_X=n. What the kernel does not accept
-    /// is an error.
+    /// Changes to the configuration: lines CONFIG_X=y, CONFIG_X=n. A line that the kernel does
+    /// not accept is an error.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Configuration to begin with.
@@ -128,6 +128,7 @@ fn list_sizes(path: Option<&Path>) -> Result<u8> {
     Ok(0)
 }
 
+/// Removes the named sources that builds have left, or all.
 fn clean(names: &[String], all: bool) -> Result<u8> {
     let names = match all {
         true => kept::list()?.into_iter().map(|kept| kept.name).collect(),
@@ -144,6 +145,7 @@ fn origin(built: &Built) -> String {
     format!("built from {}, {}", built.source, patches(built))
 }
 
+/// Builds a kernel, and prints how to use it.
 fn build(args: &Build) -> Result<u8> {
     let spinner = Spinner::new();
     let cpus = || std::thread::available_parallelism().map_or(1, usize::from);

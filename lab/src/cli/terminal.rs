@@ -1,4 +1,4 @@
-//! What all commands share: JSON for machines, and a spinner for people.
+//! Output that all commands share: JSON for machines, and a spinner for people.
 
 use std::path::Path;
 use std::time::Duration;

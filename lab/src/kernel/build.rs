@@ -12,9 +12,9 @@
 //!                               built             a name for --kernel
 //! ```
 //!
-//! Below `kernel-build/` of the lab's folder, each source has a folder with its tree and a folder of
-//! objects per base configuration. Both are kept, so that the next build compiles what has changed;
-//! `kept` lists and removes them.
+//! Below `kernel-build/` of the lab's folder, each source has a folder with its tree and a folder
+//! of objects per base configuration. Both are kept, so that the next build compiles what has
+//! changed; `kept` lists and removes them.
 
 mod config;
 pub mod kept;
@@ -40,19 +40,20 @@ use crate::progress::Progress;
 /// The lab's configuration for its guests.
 const TINY: &str = include_str!("../../kernels/tiny.config");
 
-/// What `stock` changes in the configuration of a stock kernel.
+/// The changes of the base `stock` to the configuration of a stock kernel.
 const STOCK: &str = include_str!("../../kernels/stock.config");
 
 /// The configuration that a build begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Base {
-    /// What the lab's guests need and no more: built in minutes
+    /// Only the options that the lab's guests need: built in minutes
     Tiny,
-    /// The configuration of the lab's stock kernel, without its modules: takes several times as long
+    /// The configuration of the lab's stock kernel, without its modules: takes several times as
+    /// long
     Stock,
 }
 
-/// What to build.
+/// A kernel to build.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// The word that names the source.

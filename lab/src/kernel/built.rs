@@ -17,7 +17,7 @@ const IMAGE: &str = "bzImage";
 /// The kernel's configuration, in its folder.
 const CONFIG: &str = "config";
 
-/// What `build.json` has: where a kernel comes from.
+/// The file that says where a kernel comes from: a [`Built`] as JSON.
 const RECORD: &str = "build.json";
 
 /// A name is a part of the kernel's release, which has at most 64 characters.
@@ -44,7 +44,7 @@ pub struct Built {
     pub cpu_seconds: f64,
     /// When it was built, in seconds since 1970.
     pub built_unix: u64,
-    /// What `make` printed.
+    /// The file with the output of `make`.
     pub log: PathBuf,
 }
 

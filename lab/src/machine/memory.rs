@@ -97,7 +97,7 @@ pub struct Share {
     pub streamed: f64,
 }
 
-/// What repeated string instructions (`rep movs`, `rep stos`) cost.
+/// The cost of repeated string instructions (`rep movs`, `rep stos`).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StringCost {

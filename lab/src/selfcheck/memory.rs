@@ -39,7 +39,7 @@ const LOADS: f64 = 8.0;
 /// Other instructions in that round.
 const OTHERS: f64 = 3.0;
 
-/// What a guest measured of its memory.
+/// The costs of memory that a guest measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MemoryCheck {
     /// A pointer chase through memory of several sizes: plateaus and knees.
@@ -55,7 +55,7 @@ pub struct MemoryCheck {
 /// One figure beside its prediction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
-    /// What was measured.
+    /// The name of the figure.
     pub what: String,
     /// Nanoseconds of virtual time.
     pub measured_ns: f64,

@@ -1,4 +1,4 @@
-//! What a program of the self-check prints in the guest.
+//! Runs a program of the self-check in the guest, and returns its output.
 
 use std::time::Duration;
 

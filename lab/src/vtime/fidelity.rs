@@ -92,8 +92,8 @@ pub struct VcpuFidelity {
     pub memory: Option<MemoryCounts>,
 }
 
-/// Accesses by where the line came from, or what else they waited for. Those of L1 are counted only if they were looked up by
-/// physical address.
+/// Accesses, by the source of the line or by the other cause for which they waited. Accesses to L1
+/// are counted only if the model looked up the physical address.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MemoryCounts {
     /// The core's L1.

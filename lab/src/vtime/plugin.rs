@@ -58,7 +58,8 @@ pub fn build(progress: &Progress) -> Result<PathBuf> {
     Ok(built(progress)?.join("magpie-vtime.so"))
 }
 
-/// Returns the plugin of machines in real time, which watches breakpoints. The first call builds it.
+/// Returns the plugin of machines in real time, which watches breakpoints. The first call builds
+/// it.
 pub fn breakpoint_plugin(progress: &Progress) -> Result<PathBuf> {
     Ok(built(progress)?.join("magpie-breakpoint.so"))
 }

@@ -1,6 +1,6 @@
 //! Kernels that the lab builds: from Debian's source, and with a patch that makes wakeups worse.
-//! They boot, load scx_magpie, and the bench tells them apart, but not two builds of one source. The
-//! first build takes minutes of all CPUs, so these tests run only if they are asked for:
+//! They boot, load scx_magpie, and the bench tells them apart, but not two builds of one source.
+//! The first build takes minutes of all CPUs, so these tests run only if they are asked for:
 //! `cargo test --release -p magpie-tests --test vm -- --ignored lab_kernel`.
 
 use std::path::Path;
@@ -94,8 +94,9 @@ fn bench_finds_the_difference(worse: &Built) -> Result<()> {
     Ok(())
 }
 
-/// A/A: two builds of one source, of which only the names differ, are called `same`. With four rounds
-/// each, one comparison in 35 is called different by chance, and three of twenty in one run of 55.
+/// A/A: two builds of one source, of which only the names differ, are called `same`. With four
+/// rounds each, one comparison in 35 is called different by chance, and three of twenty in one run
+/// of 55.
 #[test]
 #[ignore = "builds a kernel: minutes of all CPUs"]
 fn equal_builds_are_called_the_same() -> Result<()> {

@@ -6,8 +6,8 @@ use magpie_tests::boot;
 use magpie_tests::scheduler::{PATIENCE, VT8};
 
 /// Switches the kernel's scheduling statistics on and off, under load. Their static key is in
-/// schedule(), in each wakeup and in each enqueue. Prints a line for each CPU that still counts when
-/// they are off, or does not when they are on.
+/// schedule(), in each wakeup and in each enqueue. Prints a line for each CPU that still counts
+/// when they are off, or does not when they are on.
 const SCRIPT: &str = r#"
     key=/proc/sys/kernel/sched_schedstats
     counts() { sed -n 's/^\(cpu[0-9]*\) [0-9]* [0-9]* \([0-9]*\) .*/\1 \2/p' /proc/schedstat; }

@@ -9,8 +9,8 @@ use magpie_lab::{Guest, files};
 use magpie_tests::scheduler::{program, shell};
 use magpie_tests::{TestGuest, boot};
 
-/// What a Debian root needs beyond busybox to boot systemd, to install packages, and for the packages
-/// to run. The shell is not busybox, which would run its own dpkg.
+/// The packages that a Debian root needs beyond busybox: to boot systemd, to install packages, and
+/// for those to run. The shell is not busybox, which would run its own dpkg.
 const SYSTEM: &[&str] = &[
     "systemd",
     "dash",
@@ -158,8 +158,8 @@ fn install_and_start(guest: &mut Guest, packages: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// The services scx and scx_loader start it, too, with fewer rights. Each of the three services ends
-/// the others'.
+/// The services scx and scx_loader start it, too, with fewer rights. Each of the three services
+/// ends the others'.
 fn take_turns(guest: &mut Guest, before: &str) -> Result<()> {
     let install = "mv /bin/scx.service /bin/scx_loader.service /etc/systemd/system/\n\
                    echo 'SCX_SCHEDULER=scx_magpie' > /etc/default/scx\n\

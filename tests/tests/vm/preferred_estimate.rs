@@ -63,13 +63,13 @@ fn others_seconds(guest: &Guest) -> Result<f64> {
     Ok(all - ticks(&format!("/proc/{}/stat", guest.qemu_pid()), &[13, 14])?)
 }
 
-/// What one look at an estimate saw.
+/// One comparison of the estimate with the host.
 struct Look {
     /// Percent of the vCPUs' time.
     withheld: f64,
     estimated: f64,
-    /// CPUs of the host that others used meanwhile: they withhold slices that are shorter than a tick,
-    /// which the estimate does not see.
+    /// CPUs of the host that others used meanwhile: they withhold slices that are shorter than a
+    /// tick, which the estimate does not see.
     others: f64,
 }
 

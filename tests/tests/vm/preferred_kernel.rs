@@ -1,5 +1,6 @@
 //! Preferred CPUs: where the kernel has a mask of its own and its governor is loaded, that mask
-//! decides and scx_magpie's governor rests; without the module, scx_magpie's governor decides again.
+//! decides and scx_magpie's governor rests; without the module, scx_magpie's governor decides
+//! again.
 //!
 //! No kernel of the lab has the mask, so files stand in for the kernel's. Everything else is real.
 

@@ -183,8 +183,8 @@ fn cgroups_share_by_weight() -> Result<()> {
 
 /// A script: two threads of one process in cgroups of their own, and a cgroup that is delegated to
 /// a user, whose children have weights above its own, beside another cgroup. The children together
-/// must get no more than the delegated cgroup's share. It prints the CPU time of each, before and
-/// after.
+/// must get no more than the delegated cgroup's share. The script prints the CPU time of each,
+/// before and after.
 const THREADED_AND_DELEGATED: &str = "cd /sys/fs/cgroup\n\
     mkdir -p t/a t/b; echo threaded > t/a/cgroup.type; echo threaded > t/b/cgroup.type\n\
     echo +cpu > t/cgroup.subtree_control; echo 400 > t/b/cpu.weight\n\

@@ -1,6 +1,6 @@
-//! Preemption. A task that sleeps often and has short bursts does not wait behind CPU hogs, whether or
-//! not the hogs' cgroup has a limit. A task that waits for the end of a slice does not wait for a
-//! tick. The tests print the figures of the kernel's own scheduler too.
+//! Preemption. A task that sleeps often and has short bursts does not wait behind CPU hogs, whether
+//! or not the hogs' cgroup has a limit. A task that waits for the end of a slice does not wait for
+//! a tick. The tests print the figures of the kernel's own scheduler too.
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;

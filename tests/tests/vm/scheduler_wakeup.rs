@@ -121,8 +121,8 @@ fn each_step_of_the_order_chooses_its_cpu() -> Result<()> {
 
 /// Wakes a SCHED_BATCH task, which preempts nobody, while CPU hogs keep every CPU busy and others
 /// wait for its previous one. Those may also run in another LLC: a queue of pinned tasks is not
-/// advertised, and looks empty. Returns the share of wakeups after which the task ran on its previous
-/// CPU all the same.
+/// advertised, and looks empty. Returns the share of wakeups after which the task ran on its
+/// previous CPU all the same.
 fn stays_in_a_long_queue(guest: &mut Guest, scheduler: &str) -> Result<f64> {
     let found = json(
         guest,

@@ -17,8 +17,8 @@ const EVENTS: [(&str, &str, u64); 4] = [
     ("sched_migrate_task", "comm", 491),
 ];
 
-/// Runs hackbench while `magpie trace` records, and the kernel's own tracer, in an instance for each
-/// event, counts.
+/// Runs hackbench while `magpie trace` records, and the kernel's own tracer, in an instance for
+/// each event, counts.
 fn trace_hackbench(guest: &mut Guest) -> Result<(BTreeMap<&'static str, u64>, Vec<u8>)> {
     let mut before = String::from(
         "mount -t tracefs tracefs /sys/kernel/tracing 2> /dev/null\n\
@@ -100,7 +100,8 @@ fn varint(bytes: &mut &[u8]) -> Result<u64> {
     anyhow::bail!("a number of more than 64 bits")
 }
 
-/// What a trace has, by name: the counted events of hackbench, and each kind of instant.
+/// Returns how often a trace has each name: the counted events of hackbench, and each kind of
+/// instant.
 fn contents(trace: &[u8]) -> Result<BTreeMap<String, u64>> {
     let mut found: BTreeMap<String, u64> = BTreeMap::new();
     for (number, packet) in fields(trace)? {

@@ -62,7 +62,7 @@ impl Config {
         text
     }
 
-    /// What a kernel's `.config` has otherwise than asked for, one sentence each.
+    /// Returns a sentence for each option that a kernel's `.config` has otherwise than asked for.
     pub fn unmet(&self, config: &str) -> Vec<String> {
         let mut found = Config::default();
         // The kernel wrote the file, and writes no other lines.
@@ -89,6 +89,7 @@ enum Line<'a> {
     Invalid,
 }
 
+/// Reads a line as Kconfig writes it: `CONFIG_X=VALUE`, or `# CONFIG_X is not set`.
 fn parse_line(line: &str) -> Line<'_> {
     let line = line.trim();
     let is_symbol = |name: &str| {

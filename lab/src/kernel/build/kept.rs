@@ -15,7 +15,7 @@ use crate::files;
 /// Locked by the build that uses the folder; each folder of a source has it.
 const LOCK: &str = "lock";
 
-/// What the source is, for people.
+/// The file that says which source this is, for people.
 const ORIGIN: &str = "origin";
 
 /// Prefix of a folder that is being removed.
@@ -29,9 +29,10 @@ const BLOCK: u64 = 512;
 pub struct Kept {
     /// The name of its folder.
     pub name: String,
-    /// What was built there last, with its version or commit; empty if no build came so far.
+    /// The source that was built there last, with its version or commit; empty if no build came so
+    /// far.
     pub origin: String,
-    /// What it occupies.
+    /// How much of the disk it occupies.
     pub bytes: u64,
 }
 
@@ -70,8 +71,8 @@ pub fn list() -> Result<Vec<Kept>> {
     Ok(all)
 }
 
-/// Bytes that a folder occupies. A file with several links counts once; one that goes away meanwhile
-/// does not count.
+/// Bytes that a folder occupies. A file with several links counts once; one that goes away
+/// meanwhile does not count.
 pub fn bytes_of(folder: &Path) -> u64 {
     let mut seen = HashSet::new();
     let entries = WalkDir::new(folder).into_iter().flatten();

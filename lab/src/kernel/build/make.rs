@@ -39,7 +39,7 @@ pub struct Make<'a> {
     pub pahole: &'a Path,
     /// Processes that run at a time.
     pub jobs: usize,
-    /// What `make` prints is added to this file.
+    /// The file to which the output of `make` is added.
     pub log: PathBuf,
     /// Hears of each step.
     pub progress: &'a Progress,

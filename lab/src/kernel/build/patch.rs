@@ -1,8 +1,8 @@
 //! Patches: reads diffs and mailboxes, applies them, and says which hunk of which file failed.
 //!
 //! A patch applies only where all of its context is found, as with `git am`: `patch` runs without
-//! fuzz, but lines may have moved. It works on copies of the files that the patches name, so a patch
-//! that fails leaves the source as it was.
+//! fuzz, but lines may have moved. It works on copies of the files that the patches name, so a
+//! patch that fails leaves the source as it was.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,7 +22,7 @@ pub struct Patch {
     files: Vec<FileDiff>,
 }
 
-/// What a patch changes in one file.
+/// The changes of a patch to one file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct FileDiff {
     /// Path before the patch; `None` if the patch makes the file.
@@ -56,6 +56,7 @@ pub fn read(path: &Path) -> Result<Vec<Patch>> {
     Ok(patches)
 }
 
+/// Reads a diff, or the mails of a mailbox that have one, sorted by number if all have a number.
 fn parse(name: &str, bytes: &[u8]) -> Result<Vec<Patch>> {
     let mails = mails(bytes);
     if mails.is_empty() {
@@ -130,7 +131,7 @@ impl Patch {
     }
 }
 
-/// What a diff changes, file by file.
+/// Returns the changes of a diff, file by file.
 fn files(diff: &str) -> Result<Vec<FileDiff>> {
     let mut files: Vec<FileDiff> = Vec::new();
     // Lines that are left in the current hunk, of the old and of the new file.
@@ -171,7 +172,7 @@ fn files(diff: &str) -> Result<Vec<FileDiff>> {
             file.hunks.push(line.to_string());
         }
     }
-    // What is left is no diff: a line `---` of the prose, or a change of the mode only.
+    // Drop what is no diff: a line `---` of the prose, or a change of the mode only.
     files.retain(|file| (file.old.is_some() || file.new.is_some()) && is_change(file));
     Ok(files)
 }

@@ -33,7 +33,8 @@ const HEADERS: &[(&str, &str)] = &[
     ("openssl/opensslv.h", "libssl-dev"),
 ];
 
-/// From about kernel 7.1 on, no sched_ext program loads on a kernel with the BTF of an older pahole.
+/// From about kernel 7.1 on, no sched_ext program loads on a kernel with the BTF of an older
+/// pahole.
 const OLDEST_PAHOLE: (u32, u32) = (1, 26);
 
 /// The Debian suite whose pahole is taken if the host's is too old, and its package.
@@ -124,6 +125,8 @@ pub fn pahole(progress: &Progress) -> Result<PathBuf> {
     Ok(program)
 }
 
+/// Downloads a pahole that is new enough, with the libraries that it needs, into the folder `root`.
+/// The folder appears complete or not at all.
 fn unpack_pahole(root: &Path, progress: &Progress) -> Result<()> {
     progress.say(&format!("downloading {PAHOLE_PACKAGE} of {PAHOLE_SUITE}"));
     let apt = Apt::open("pahole", &[PAHOLE_SUITE], None)?;
