@@ -46,7 +46,7 @@ results: build ## measure docs/results/ and make the tables of docs/results.md (
 gate: build ## fail if scx_magpie got slower than in the last release (LIMIT=3%, MEASURED=1)
 	@GATE=1 ONLY="$(ONLY)" LIMIT="$(LIMIT)" MEASURED="$(MEASURED)" scripts/results.sh
 
-# What install and uninstall work on, in parts: target file, mode, source. The programs themselves
+# The files of install and uninstall, in parts: target file, mode, source. The programs themselves
 # write their man pages and completions. Packages have settings in $(SYSCONFDIR); `make uninstall`
 # would remove those that the user has changed, so without a package there is an example instead.
 PARTS ?= scheduler example lab

@@ -14,7 +14,7 @@
 # does not matter, and the comparison is relative to each file's own EEVDF, so any machine can be
 # the gate.
 #
-#   GATE=1                              measure and compare; LIMIT=3% is the largest loss that passes
+#   GATE=1                              measure and compare; a loss up to LIMIT=3% passes
 #   GATE=1 MEASURED=1                   compare again what is in target/gate/
 #
 # A file names the commit that it was measured with. It is skipped if nothing that runs has changed
@@ -88,7 +88,7 @@ measure_all() {
 		--workload hackbench --groups 1,4 --loops 50 --rounds 7
 }
 
-# without NAME MACHINE "SWITCH..." ARGUMENTS...: the result NAME, of a mechanism and of its switches.
+# without NAME MACHINE "SWITCH..." ARGUMENTS...: the result NAME, of a mechanism and its switches.
 without() {
 	local name=$1 machine=$2 candidates=scx_magpie switch
 	[ -n "${GATE-}" ] || for switch in $3; do candidates+=",scx_magpie $switch"; done

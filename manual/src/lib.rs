@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use clap::{Arg, Command};
 use clap_mangen::Man;
 
-/// What roff writes at the beginning of every part.
+/// The lines that the crate `roff` writes at the beginning of every part.
 const PREAMBLE: [&str; 2] = [".ie \\n(.g .ds Aq \\(aq", ".el .ds Aq '"];
 
 /// Writes the page of a program for this section of the manual, such as `1`.
