@@ -1,5 +1,6 @@
-//! Sentences of comments and of the README that name other places of the tree, against those places:
-//! the order of the BPF side's files, the one file that inserts into queues, the capabilities.
+//! Sentences of comments and of the README that name other places of the tree, against those
+//! places: the order of the BPF side's files, the one file that inserts into queues, the
+//! capabilities.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
