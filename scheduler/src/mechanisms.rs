@@ -140,6 +140,8 @@ mechanisms! {
         Part(no_preempt) clears preempt_enabled;
         /// Leave out the timer that ends a request in time: a waiting task then waits for a tick
         Part(no_hrtick) clears hrtick_enabled;
+        /// Ignore slices that were asked for with sched_setattr(2): every task has the same slice
+        Part(no_custom_slice) clears custom_slice_enabled;
     }
 
     /// An idle CPU takes a waiting task of another CPU

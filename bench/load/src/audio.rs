@@ -26,6 +26,9 @@ pub struct Args {
     /// Operations (dependent multiplications) to fill a buffer
     #[arg(long, default_value_t = 16_000)]
     operations: u64,
+    /// Ask the kernel for a slice of this length for the thread, in microseconds; 0: do not ask
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=100_000))]
+    slice_us: u64,
     #[command(flatten)]
     beside: beside::Args,
     #[command(flatten)]
@@ -48,8 +51,8 @@ pub fn run(args: &Args) -> Result<Finding> {
     let window = args.length.window();
     let period = args.period_us * 1000;
     let deadlines = Deadlines::new(sys::now_ns() + period, period, window);
-    let operations = args.operations;
-    let server = thread::spawn(move || play(deadlines, operations));
+    let (operations, slice) = (args.operations, args.slice_us * 1000);
+    let server = thread::spawn(move || play(deadlines, operations, slice));
     let done = beside.measure(window)?;
     let played = server
         .join()
@@ -57,9 +60,12 @@ pub fn run(args: &Args) -> Result<Finding> {
     Ok(describe(&played, &done))
 }
 
-/// The sound server's thread.
-fn play(mut deadlines: Deadlines, operations: u64) -> Result<Played> {
+/// The sound server's thread, which asks for a slice in nanoseconds unless that is 0.
+fn play(mut deadlines: Deadlines, operations: u64, slice: u64) -> Result<Played> {
     sys::ask_for_exact_timers()?;
+    if slice > 0 {
+        sys::ask_for_slice(slice)?;
+    }
     let (mut wakeup, mut done) = (times::histogram()?, times::histogram()?);
     while let Some(due) = deadlines.due() {
         sys::sleep_until(due)?;
@@ -110,7 +116,7 @@ mod tests {
     fn each_buffer_is_done_after_its_wakeup() -> Result<()> {
         // Long enough that some buffers are in time on a host that is busy with other work.
         let window = Window::after(Duration::ZERO, Duration::from_millis(500));
-        let played = play(Deadlines::new(window.from, 50_000_000, window), 1000)?;
+        let played = play(Deadlines::new(window.from, 50_000_000, window), 1000, 0)?;
         assert!(played.wakeup.len() > 2);
         assert_eq!(played.wakeup.len(), played.done.len());
         assert!(played.wakeup.min() <= played.done.min());

@@ -49,6 +49,39 @@ pub fn ask_for_exact_timers() -> Result<()> {
     nix::sys::prctl::set_timerslack(1).context("ask for exact timers")
 }
 
+/// Asks for a slice, in nanoseconds, for the caller, an ordinary task. The kernel bounds it by 0.1
+/// and 100 ms, and ignores it before 6.12. The nice value stays.
+pub fn ask_for_slice(slice: u64) -> Result<()> {
+    let attr = libc::sched_attr {
+        size: size_of::<libc::sched_attr>() as u32,
+        sched_policy: libc::SCHED_OTHER as u32,
+        sched_flags: 0,
+        sched_nice: nice()?,
+        sched_priority: 0,
+        sched_runtime: slice,
+        sched_deadline: 0,
+        sched_period: 0,
+    };
+    // SAFETY: the kernel reads `attr.size` bytes of `attr`, which outlives the call.
+    let rc = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
+    if rc < 0 {
+        return Err(io::Error::last_os_error()).context("ask for a slice");
+    }
+    Ok(())
+}
+
+/// The caller's nice value.
+fn nice() -> Result<i32> {
+    Errno::clear();
+    // SAFETY: plain integers.
+    let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+    // -1 is also a nice value.
+    if nice == -1 && Errno::last_raw() != 0 {
+        return Err(io::Error::last_os_error()).context("read the nice value");
+    }
+    Ok(nice)
+}
+
 /// The CPU that the caller runs on at this moment.
 pub fn current_cpu() -> usize {
     // SAFETY: no arguments, no memory involved; fails only on kernels without getcpu.

@@ -223,8 +223,11 @@ void BPF_STRUCT_OPS(magpie_set_weight, struct task_struct *p, u32 weight)
 {
 	struct task_state *ts = task_state(p);
 
-	if (ts)
-		set_task_weight(ts, weight_of_policy(p));
+	if (!ts)
+		return;
+
+	set_task_weight(ts, weight_of_policy(p));
+	note_custom_slice(p, ts);
 }
 
 s32 BPF_STRUCT_OPS(magpie_init_task, struct task_struct *p, struct scx_init_task_args *args)

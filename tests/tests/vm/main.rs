@@ -26,6 +26,7 @@ mod scheduler_fork;
 mod scheduler_preempt;
 mod scheduler_push;
 mod scheduler_queue;
+mod scheduler_slice;
 mod scheduler_start;
 mod scheduler_steal;
 mod scheduler_stranded;

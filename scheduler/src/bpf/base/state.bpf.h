@@ -92,6 +92,7 @@ struct task_state {
 	u64 avg_burst; /* its moving average */
 	u64 rate; /* virtual ns per ns, see portable/weight.h */
 	u64 nice_rate; /* the same without cgroups */
+	u64 custom_slice; /* asked for with sched_setattr(2), ns, or 0 */
 	u32 weight; /* of its nice value */
 	u32 counted; /* weight with which its cgroup counts it as active, or 0 */
 	u32 cgroup; /* its slot in cgroup_states[] */

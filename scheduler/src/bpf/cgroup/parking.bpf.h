@@ -47,7 +47,7 @@ static __always_inline bool park_task(struct task_struct *p, struct task_state *
 	if (!ts->parked_at)
 		ts->parked_at = scx_bpf_now();
 	count_event(state_here(), EVENT_PARK, 1);
-	scx_bpf_dsq_insert(p, PARKING_DSQ + blocker, slice_ns, 0);
+	scx_bpf_dsq_insert(p, PARKING_DSQ + blocker, slice_of(ts), 0);
 	return true;
 }
 

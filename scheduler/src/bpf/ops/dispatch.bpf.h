@@ -46,7 +46,7 @@ static __always_inline void keep_running(struct task_struct *p, struct task_stat
 {
 	begin_slice(state, ts, cpu, true, rq_now(cpu));
 	forget_preemption(state);
-	scx_bpf_task_set_slice(p, slice_ns);
+	scx_bpf_task_set_slice(p, slice_of(ts));
 	count_event(state, EVENT_KEEP, 1);
 }
 

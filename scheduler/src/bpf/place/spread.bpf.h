@@ -79,7 +79,7 @@ static __always_inline bool migrate_to_idle_core(struct task_struct *p, struct t
 
 	join_after_move(ts, cpu);
 	count_event(state_here(), EVENT_SPREAD, 1);
-	run_next_on(p, cpu, enq_flags);
+	run_next_on(p, ts, cpu, enq_flags);
 	return true;
 }
 
@@ -106,7 +106,7 @@ static __always_inline bool wake_on_idle_core(struct task_struct *p, struct task
 	count_event(here, EVENT_WAKE_IDLE, 1);
 	count_event(here, cpu_to_llc(idle) == cpu_to_llc(cpu) ? EVENT_WAKE_CORE : EVENT_WAKE_BEYOND,
 		    1);
-	run_next_on(p, idle, enq_flags);
+	run_next_on(p, ts, idle, enq_flags);
 	return true;
 }
 

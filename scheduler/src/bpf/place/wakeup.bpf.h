@@ -148,7 +148,7 @@ static __always_inline s32 place_wakeup(struct task_struct *p, s32 prev_cpu, u64
 		return cpu;
 
 	join_after_sleep(ts, cpu);
-	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags);
+	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_of(ts), enq_flags);
 	return cpu;
 }
 

@@ -25,6 +25,12 @@
 
 const volatile u64 slice_ns = 3000000;
 
+/* Honour slices that were asked for with sched_setattr(2). */
+const volatile bool custom_slice_enabled = true;
+
+/* The longest slice that a task gets because it asks, in slices of the scheduler. */
+#define LONGEST_CUSTOM_SLICE 4
+
 /* A task with shorter bursts is expected to sleep soon, rather than to use up its slice. */
 #define SLEEPS_SOON_NS 100000
 
@@ -76,9 +82,35 @@ static __always_inline bool is_idle_policy(const struct task_state *ts)
 	return ts->nice_rate == weight_to_rate(IDLE_POLICY_WEIGHT);
 }
 
-/* The task's request as virtual time, see request_of(). */
+/*
+ * Note the slice that the task, or its parent before the fork, asked for. Each sched_setattr(2)
+ * calls ops.set_weight(), so no other operation reads it from the kernel, whose bounds are 0.1 and
+ * 100 ms. Slices of 100 ms would be too long: 300 tasks that ask for them on one CPU would wait for
+ * 30 s, after which the kernel's watchdog ends the scheduler.
+ */
+static __always_inline void note_custom_slice(const struct task_struct *p, struct task_state *ts)
+{
+	u64 slice = p->se.custom_slice ? p->se.slice : 0;
+	u64 longest = LONGEST_CUSTOM_SLICE * slice_ns;
+
+	ts->custom_slice = slice < longest ? slice : longest;
+}
+
+/* For how long the task runs before the next one has its turn, ns. */
+static __always_inline u64 slice_of(const struct task_state *ts)
+{
+	return custom_slice_enabled && ts->custom_slice ? ts->custom_slice : slice_ns;
+}
+
+/*
+ * The task's request as virtual time, see request_of(). A slice that was asked for is the request,
+ * as under EEVDF: it says when the task is due, and changes nothing about its share.
+ */
 static __always_inline u64 request(const struct task_state *ts)
 {
+	if (custom_slice_enabled && ts->custom_slice)
+		return request_of(ts->custom_slice, false, ts->rate);
+
 	return request_of(slice_ns, is_cpu_bound(ts) || is_idle_policy(ts), ts->rate);
 }
 

@@ -4,8 +4,9 @@
  *
  * Idea (EEVDF, Linux kernel/sched/fair.c): a task's *deadline* is its vruntime plus its request. A
  * CPU-bound or SCHED_IDLE task asks for two slices, any other task for one. So a task that wakes is
- * due before the CPU-bound ones, and still gets no more than its share. Each CPU has one queue: the
- * DSQ whose id is the CPU's number.
+ * due before the CPU-bound ones, and still gets no more than its share. If a user asked for a slice
+ * for the task (sched_runtime of sched_setattr(2)), the request is that slice. Each CPU has one
+ * queue: the DSQ whose id is the CPU's number.
  *
  *   wakeup, fork                           slice used up, preempted
  *        |                                      |
@@ -79,7 +80,7 @@ static __always_inline void queue_here(struct task_struct *p, struct task_state 
 {
 	count_event(state_here(), EVENT_ENQUEUE, 1);
 	note_queued(cpu);
-	scx_bpf_dsq_insert_vtime(p, cpu, slice_ns, deadline_of(ts), enq_flags);
+	scx_bpf_dsq_insert_vtime(p, cpu, slice_of(ts), deadline_of(ts), enq_flags);
 }
 
 /* Set a CPU's overloaded bit, so that thieves find its queue. */
@@ -114,7 +115,7 @@ static __always_inline void kick_queue(const struct task_struct *p, s32 cpu)
 static __always_inline void queue_elsewhere(struct task_struct *p, struct task_state *ts, s32 cpu,
 					    u64 enq_flags)
 {
-	scx_bpf_dsq_insert_vtime(p, cpu, slice_ns, deadline_of(ts), enq_flags);
+	scx_bpf_dsq_insert_vtime(p, cpu, slice_of(ts), deadline_of(ts), enq_flags);
 	kick_queue(p, cpu);
 }
 
@@ -147,9 +148,10 @@ static __always_inline void leave_to_kernel(struct bpf_iter_scx_dsq *it, struct 
 /*
  * Run a task next on an idle CPU that was claimed for it: the task does not pass the CPU's queue.
  */
-static __always_inline void run_next_on(struct task_struct *p, s32 cpu, u64 enq_flags)
+static __always_inline void run_next_on(struct task_struct *p, const struct task_state *ts, s32 cpu,
+					u64 enq_flags)
 {
-	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | cpu, slice_ns, enq_flags);
+	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | cpu, slice_of(ts), enq_flags);
 }
 
 /* Have an idle CPU search for work. @hint: 1 + the CPU where a task waits, or ANYWHERE. */
@@ -196,7 +198,7 @@ static __always_inline bool preempt_for(struct task_struct *p, const struct task
 	/* Only once: the next woken task would wait behind this one in the local queue. */
 	forbid_preemption(state);
 	count_event(state_here(), EVENT_PREEMPT, 1);
-	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags | SCX_ENQ_PREEMPT);
+	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_of(ts), enq_flags | SCX_ENQ_PREEMPT);
 	return true;
 }
 
@@ -239,7 +241,7 @@ static __always_inline void publish_deadline(struct cpu_state *state, const stru
 					     u64 now)
 {
 	WRITE_ONCE(state->deadline, state->clock + request(ts));
-	WRITE_ONCE(state->request_ends, now + slice_ns);
+	WRITE_ONCE(state->request_ends, now + slice_of(ts));
 }
 
 /*
