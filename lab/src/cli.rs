@@ -390,6 +390,9 @@ fn check_memory(guest: &mut Guest, machine: &Machine, memory: &Memory, timeout: 
         ("compare-and-swap of a line from", &check.transfers),
         ("strings", &check.strings),
         ("fetch_add on one line", &check.contended),
+        ("triad", &check.bandwidth),
+        ("one line of each page", &check.pages),
+        ("system call", &check.switches),
     ];
     println!("memory, measured and (predicted):");
     for (what, figures) in rows {

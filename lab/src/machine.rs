@@ -13,7 +13,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-pub use self::memory::Memory;
+pub use self::memory::{Bandwidth, Memory};
 pub use self::virtual_time::VirtualTime;
 
 /// One LLC, or several equal ones, and the cores that share it.

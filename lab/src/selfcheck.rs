@@ -4,15 +4,18 @@
 //! The program is `lab/vtime/check/vtime-check.c`; every guest in virtual time has it. Guests of
 //! machines with memory have a second program, see [`run_memory`].
 
+mod bandwidth;
 mod memory;
 mod output;
+mod pages;
+mod switches;
 
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
-pub use self::memory::{Figure, MemoryCheck, run_contended, run_memory};
+pub use self::memory::{Figure, MemoryCheck, Unit, run_contended, run_memory};
 
 use self::output::output_of;
 use crate::guest::Guest;

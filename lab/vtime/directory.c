@@ -49,7 +49,7 @@ static uint64_t *directory;
 static struct padded_lock line_locks[LINE_LOCKS];
 
 /* Take a spinlock. */
-static void take(uint32_t *word)
+void memory_lock(uint32_t *word)
 {
 	unsigned int tries = 0;
 
@@ -60,29 +60,29 @@ static void take(uint32_t *word)
 	}
 }
 
-static void release(uint32_t *word)
+void memory_unlock(uint32_t *word)
 {
 	__atomic_store_n(word, 0, __ATOMIC_RELEASE);
 }
 
 void line_lock(uint32_t line)
 {
-	take(&line_locks[line % LINE_LOCKS].word);
+	memory_lock(&line_locks[line % LINE_LOCKS].word);
 }
 
 void line_unlock(uint32_t line)
 {
-	release(&line_locks[line % LINE_LOCKS].word);
+	memory_unlock(&line_locks[line % LINE_LOCKS].word);
 }
 
 void core_lock(struct core *core)
 {
-	take(&core->lock);
+	memory_lock(&core->lock);
 }
 
 void core_unlock(struct core *core)
 {
-	release(&core->lock);
+	memory_unlock(&core->lock);
 }
 
 /* Return the core's bit in a word of the directory. */

@@ -7,6 +7,8 @@
  *	lock prefix, xchg with memory		INSN_LOCKED
  *	rep movs, rep stos			INSN_COPY
  *	rep cmps, scas, lods			INSN_SCAN
+ *	syscall					INSN_SYSCALL
+ *	iret					INSN_IRET
  *	mov %reg, %cr3				INSN_NEW_SPACE
  *	mov %reg, %cr0 or %cr4, invlpg		INSN_NEW_TRANSLATION
  *
@@ -63,6 +65,10 @@ enum insn_kind insn_kind(const struct qemu_plugin_insn *insn)
 	if (d.at >= d.size)
 		return INSN_PLAIN;
 	op = d.bytes[d.at];
+	if (op == 0xcf)
+		return INSN_IRET;
+	if (op == 0x0f && d.at + 1 < d.size && d.bytes[d.at + 1] == 0x05)
+		return INSN_SYSCALL;
 	if (op == 0x0f && d.at + 2 < d.size && !d.has_lock)
 		return kind_of_system(&d);
 	if (d.has_lock || op == 0x86 || op == 0x87)

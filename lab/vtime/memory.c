@@ -9,6 +9,8 @@
  *
  *	access -- front -- hit: free
  *	            | miss
+ *	          tlb.c -- hit, or a walk through the page tables
+ *	            |
  *	          L1 (core's lock) -- hit: free; 'sibling' if the other thread wrote last
  *	            | miss, or a write without the right to
  *	          directory.c (line's lock): L2, another core, the LLC, a node's memory
@@ -27,6 +29,9 @@
  *	a store				`stored`: the store buffer waits, not the processor
  *	a load soon after a miss	`overlapped`: several misses are under way
  *	another load			all of it
+ *
+ * A line from an LLC or from memory also waits if more lines are under way than the
+ * bandwidth allows: bandwidth.c.
  *
  * Repeated string instructions cost by bytes, and their lines like those of other
  * accesses: QEMU executes up to 65536 iterations as one instruction, and without
@@ -114,8 +119,8 @@ uint64_t memory_top(void)
 	return ram_bytes() > low_bytes() ? 4 * GIB + ram_bytes() - low_bytes() : ram_bytes();
 }
 
-/* Return whether the memory of the core's own node or of another one has the line. */
-enum source memory_home(const struct core *core, uint32_t line)
+/* Return the node whose memory has the line. */
+static unsigned int home_node(uint32_t line)
 {
 	uint64_t address = (uint64_t)line << LINE_SHIFT;
 	unsigned int node;
@@ -125,15 +130,25 @@ enum source memory_home(const struct core *core, uint32_t line)
 	node = address / node_bytes;
 	if (node >= memory_options.nr_nodes)
 		node = memory_options.nr_nodes - 1;
-	return node == core->node ? FROM_DRAM : FROM_REMOTE_DRAM;
+	return node;
+}
+
+/* Return whether the memory of the core's own node or of another one has the line. */
+enum source memory_home(const struct core *core, uint32_t line)
+{
+	return home_node(line) == core->node ? FROM_DRAM : FROM_REMOTE_DRAM;
+}
+
+/* Return the address space that has this address. */
+static uint64_t space_of(const struct cpu_memory *c, uint64_t vaddr)
+{
+	return (int64_t)vaddr < 0 ? c->kernel_space : c->user_space;
 }
 
 /* Return the tag of a read-only entry for this address in the present address space. */
 static uint64_t tag_of(const struct cpu_memory *c, uint64_t vaddr)
 {
-	const uint64_t space = (int64_t)vaddr < 0 ? c->kernel_space : c->user_space;
-
-	return (vaddr >> (LINE_SHIFT - 1) & TAG_LINE) | space;
+	return (vaddr >> (LINE_SHIFT - 1) & TAG_LINE) | space_of(c, vaddr);
 }
 
 /* Where a front has a virtual address: neighbouring lines in other sets, pages in other ways. */
@@ -221,24 +236,48 @@ uint64_t memory_transfer_ps(unsigned int to, unsigned int from)
 	return latency_ps[a == b ? FROM_SIBLING : core_distance(a, b)];
 }
 
+/* Let the vCPU wait for a cause that is not the latency of a line. */
+void memory_wait(unsigned int index, enum source cause, uint64_t ps)
+{
+	struct cpu_memory *c = &cpus[index];
+
+	if (!ps)
+		return;
+	c->nr[cause]++;
+	c->stall_ps[cause] += ps;
+	stall(c, &vcpus[index], ps);
+}
+
+/* Return the vCPU's local time, with the part of an instruction that its score lacks. */
+static int64_t present_ps(unsigned int index)
+{
+	return vcpu_local_ps(&vcpus[index]) + cpus[index].rest_ps;
+}
+
+/* A line has come from there. Let the vCPU wait if that is more than the bandwidth allows. */
+static void wait_for_bandwidth(unsigned int index, uint32_t line, enum source source)
+{
+	const struct core *core = cpus[index].core;
+
+	if (source == FROM_LLC)
+		memory_wait(index, WAIT_LLC, bandwidth_of_llc(index, core->llc, present_ps(index)));
+	if (source != FROM_DRAM && source != FROM_REMOTE_DRAM)
+		return;
+	memory_wait(index, WAIT_CORE, bandwidth_of_core(index, core->index, present_ps(index)));
+	memory_wait(index, WAIT_NODE, bandwidth_of_node(index, home_node(line), present_ps(index)));
+}
+
 /* A locked instruction was charged this latency. Let it wait for those of other CPUs too. */
 static void wait_for_others(unsigned int index, uint32_t line, enum source source,
 			    uint64_t latency_ps)
 {
 	const bool is_taken = source >= FROM_SIBLING && source <= FROM_OTHER_NODE;
-	struct cpu_memory *c = &cpus[index];
-	struct vcpu *v = &vcpus[index];
 	uint64_t ps;
 
 	line_lock(line);
-	ps = contention_wait(index, line, vcpu_local_ps(v) + c->rest_ps - latency_ps, is_taken,
-			     latency_ps);
+	ps = contention_wait(index, line, present_ps(index) - latency_ps, is_taken, latency_ps);
 	line_unlock(line);
-	if (!ps)
-		return;
-	c->nr[WAIT_CONTENTION]++;
-	c->stall_ps[WAIT_CONTENTION] += ps;
-	stall(c, v, ps);
+	memory_wait(index, WAIT_CONTENTION, ps);
 }
 
 /* Count an access that L1 or something behind it served, and let the vCPU wait for it. */
@@ -255,6 +294,7 @@ static void charge(unsigned int index, uint32_t info, uint64_t vaddr, uint32_t l
 		ps *= share(c, v, vaddr, access);
 		c->stall_ps[source] += ps;
 		stall(c, v, ps);
+		wait_for_bandwidth(index, line, source);
 		c->last_miss = *v->score;
 	}
 	if (access == LOCKED && memory_options.contention)
@@ -302,6 +342,7 @@ __attribute__((noinline)) static void look_up(unsigned int index, uint32_t info,
 	if (address >= memory_top())
 		return;
 	line = address >> LINE_SHIFT;
+	memory_wait(index, WAIT_WALK, tlb_walk_ps(index, vaddr, address, space_of(c, vaddr)));
 
 	core_lock(c->core);
 	entry = cache_use(&c->core->l1, line);
@@ -423,6 +464,7 @@ static void forget_user(struct cpu_memory *c)
 static void space_changes(unsigned int index, void *userdata)
 {
 	(void)userdata;
+	mode_space(index);
 	forget_user(&cpus[index]);
 }
 
@@ -457,6 +499,12 @@ static void watch(struct qemu_plugin_insn *insn)
 		break;
 	case INSN_SCAN:
 		on_load = scan_load;
+		break;
+	case INSN_SYSCALL:
+		on_exec = mode_syscall;
+		break;
+	case INSN_IRET:
+		on_exec = mode_interrupt;
 		break;
 	case INSN_NEW_SPACE:
 		on_exec = space_changes;
@@ -512,6 +560,9 @@ void memory_init(void)
 	ps_per_kib = 1024 * 1000 / o->string_bytes_per_ns;
 	directory_init();
 	contention_init();
+	bandwidth_init();
+	mode_init();
+	tlb_init();
 	/*
 	 * QEMU numbers CPUs in the order of slots. An LLC with fewer cores than
 	 * others has slots without a CPU.

@@ -7,6 +7,9 @@
  *	directory.c	coherence: which core or memory serves a line that L1 lacks
  *	cache.c		one cache: sets, ways, the least recently used line
  *	contention.c	lines that several CPUs write at the same time
+ *	bandwidth.c	how many lines a core, an LLC and a node's memory serve in a time
+ *	mode.c		system calls, interrupts, another address space
+ *	tlb.c		which pages a CPU's TLB has, and what a walk costs
  *	memory_options.c	the model's part of the plugin's options
  *
  * A *line* is a guest-physical address divided by 64.
@@ -46,7 +49,15 @@ enum source {
 	FROM_DRAM,
 	FROM_REMOTE_DRAM,
 	NR_SOURCES,
-	WAIT_CONTENTION = NR_SOURCES, /* no source, but a cause of stalls: see contention.c */
+	/* No sources, but causes of stalls. */
+	WAIT_CONTENTION = NR_SOURCES, /* see contention.c */
+	WAIT_CORE, /* a bandwidth is used up: see bandwidth.c */
+	WAIT_LLC,
+	WAIT_NODE,
+	MODE_SYSCALL, /* see mode.c */
+	MODE_INTERRUPT,
+	MODE_SPACE,
+	WAIT_WALK, /* see tlb.c */
 	NR_CAUSES,
 };
 
@@ -80,6 +91,9 @@ struct memory_options {
 	double overlapped, stored, streamed; /* shares of a latency */
 	double string_start_ns, string_bytes_per_ns;
 	double contention; /* contention.c is on */
+	double core_bytes_per_ns, llc_bytes_per_ns, node_bytes_per_ns; /* 0: no limit */
+	double syscall_ns, interrupt_ns, space_ns; /* of mode switches */
+	double tlb_entries, tlb_ways, walk_ns; /* entries: 0 if every page is there */
 	double ram_mib; /* guest memory, divided evenly among the nodes */
 	unsigned int nr_llcs, nr_nodes;
 	unsigned int llc_node[MAX_LLCS];
@@ -104,6 +118,8 @@ void line_lock(uint32_t line);
 void line_unlock(uint32_t line);
 void core_lock(struct core *core);
 void core_unlock(struct core *core);
+void memory_lock(uint32_t *word);
+void memory_unlock(uint32_t *word);
 enum source directory_fetch(struct core *core, uint32_t line, bool write, bool *writable);
 void directory_fill(struct core *core, uint32_t line, bool writable);
 bool front_forget(struct core *core, uint32_t line);
@@ -116,7 +132,24 @@ bool contention_is_on(uint32_t line);
 uint64_t contention_wait(unsigned int cpu, uint32_t line, int64_t now_ps, bool is_taken,
 			 uint64_t latency_ps);
 
+/* bandwidth.c */
+void bandwidth_init(void);
+uint64_t bandwidth_of_core(unsigned int cpu, unsigned int core, int64_t now_ps);
+uint64_t bandwidth_of_llc(unsigned int cpu, unsigned int llc, int64_t now_ps);
+uint64_t bandwidth_of_node(unsigned int cpu, unsigned int node, int64_t now_ps);
+
+/* mode.c */
+void mode_init(void);
+void mode_syscall(unsigned int index, void *userdata);
+void mode_interrupt(unsigned int index, void *userdata);
+void mode_space(unsigned int index);
+
+/* tlb.c */
+void tlb_init(void);
+uint64_t tlb_walk_ps(unsigned int cpu, uint64_t vaddr, uint64_t paddr, uint64_t space);
+
 /* memory.c */
+void memory_wait(unsigned int index, enum source cause, uint64_t ps);
 enum source memory_home(const struct core *core, uint32_t line);
 uint64_t memory_top(void);
 uint64_t memory_transfer_ps(unsigned int to, unsigned int from);
@@ -127,6 +160,8 @@ enum insn_kind {
 	INSN_LOCKED, /* reads and writes one line, in one step */
 	INSN_COPY, /* a repeated string instruction that writes: its bytes are counted */
 	INSN_SCAN, /* another repeated string instruction */
+	INSN_SYSCALL, /* a system call begins */
+	INSN_IRET, /* an interrupt or an exception ends */
 	INSN_NEW_SPACE, /* loads CR3: other translations for user addresses */
 	INSN_NEW_TRANSLATION, /* changes translations of any address */
 };

@@ -18,8 +18,23 @@ struct memory_options memory_options = {
 
 /* The last one is NULL. */
 const char *const memory_cause_names[NR_CAUSES + 1] = {
-	"l1",	     "l2",	   "llc",  "sibling",	  "same_llc",
-	"other_llc", "other_node", "dram", "remote_dram", "contention",
+	"l1",
+	"l2",
+	"llc",
+	"sibling",
+	"same_llc",
+	"other_llc",
+	"other_node",
+	"dram",
+	"remote_dram",
+	"contention",
+	"core_bandwidth",
+	"llc_bandwidth",
+	"node_bandwidth",
+	"syscall",
+	"interrupt",
+	"address_space",
+	"page_walk",
 };
 
 /* The numbers of the plugin's options; `memory` switches the model on. */
@@ -46,6 +61,15 @@ const struct number_option memory_number_options[] = {
 	{ "string_start_ns", 0, 10000, &memory_options.string_start_ns },
 	{ "string_bytes_per_ns", 0.01, 10000, &memory_options.string_bytes_per_ns },
 	{ "contention", 0, 1, &memory_options.contention },
+	{ "core_bytes_per_ns", 0, 10000, &memory_options.core_bytes_per_ns },
+	{ "llc_bytes_per_ns", 0, 10000, &memory_options.llc_bytes_per_ns },
+	{ "node_bytes_per_ns", 0, 10000, &memory_options.node_bytes_per_ns },
+	{ "syscall_ns", 0, 10000, &memory_options.syscall_ns },
+	{ "interrupt_ns", 0, 10000, &memory_options.interrupt_ns },
+	{ "address_space_ns", 0, 10000, &memory_options.space_ns },
+	{ "tlb_entries", 0, 1 << 16, &memory_options.tlb_entries },
+	{ "tlb_ways", 1, 64, &memory_options.tlb_ways },
+	{ "walk_ns", 0, 10000, &memory_options.walk_ns },
 	{ "ram_mib", 1, 1 << 20, &memory_options.ram_mib },
 	{ 0 },
 };
@@ -87,6 +111,8 @@ const char *memory_fault(void)
 	if ((uint64_t)(o->llc_kib * 1024 / LINE_BYTES / o->llc_ways) % LINE_LOCKS ||
 	    o->llc_kib * 1024 < o->llc_ways * LINE_BYTES * LINE_LOCKS)
 		return "memory=1: llc_kib must be a multiple of 16 times llc_ways";
+	if (o->tlb_entries && (o->tlb_ways < 1 || o->tlb_entries < o->tlb_ways))
+		return "memory=1: the TLB is smaller than one set";
 	if (memory_top() >> LINE_SHIFT > MAX_LINES)
 		return "memory=1 takes at most 30 GiB of guest memory";
 	return NULL;

@@ -124,7 +124,7 @@ struct number_option {
 };
 
 /* Sources of lines and other causes of stalls: enum source of memory.h. */
-#define MAX_CAUSES 16
+#define MAX_CAUSES 20
 
 /* The memory model's counts of a vCPU. */
 struct memory_counts {

@@ -33,6 +33,15 @@ pub struct Memory {
     /// Repeated string instructions, which copy and clear memory.
     #[serde(default)]
     pub string: StringCost,
+    /// Bytes that a core, an LLC and a node's memory serve in a time (`lab/vtime/bandwidth.c`).
+    #[serde(default)]
+    pub bandwidth: Bandwidth,
+    /// What mode switches cost (`lab/vtime/mode.c`).
+    #[serde(default)]
+    pub switch_ns: Switch,
+    /// Translations that a CPU keeps (`lab/vtime/tlb.c`). Without it, it keeps all.
+    #[serde(default)]
+    pub tlb: Option<Tlb>,
     /// Whether locked instructions on one line wait for each other (`lab/vtime/contention.c`).
     #[serde(default = "on")]
     pub contention: bool,
@@ -107,6 +116,43 @@ pub struct StringCost {
     pub bytes_per_ns: f64,
 }
 
+/// Bytes per nanosecond, which are GB/s, as STREAM counts them. What is left out has no limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bandwidth {
+    /// Lines that one core gets from memory.
+    pub core: Option<f64>,
+    /// Lines that an LLC serves.
+    pub llc: Option<f64>,
+    /// Lines that a node's memory serves.
+    pub node: Option<f64>,
+}
+
+/// Nanoseconds that the processor takes for mode switches, beyond the kernel's instructions. What
+/// is left out costs nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Switch {
+    /// A system call and its return.
+    pub syscall: f64,
+    /// An interrupt or an exception, and its return.
+    pub interrupt: f64,
+    /// A change of the address space.
+    pub address_space: f64,
+}
+
+/// The TLB of each CPU, and what an access without a translation waits.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tlb {
+    /// Pages, of the second level.
+    pub entries: u64,
+    /// Pages of a set.
+    pub ways: u64,
+    /// Nanoseconds of a walk through the page tables.
+    pub walk_ns: f64,
+}
+
 /// The default of a part of the model that can be switched off.
 fn on() -> bool {
     true
@@ -168,6 +214,9 @@ impl Memory {
         );
         self.check_latencies()?;
         self.check_shares()?;
+        self.check_bandwidth()?;
+        self.check_switches()?;
+        self.check_tlb()?;
         ensure!(
             memory_mib <= MOST_MIB,
             "memory_mib is {memory_mib}, and virtual_time.memory takes at most {MOST_MIB}"
@@ -235,14 +284,87 @@ impl Memory {
         Ok(())
     }
 
+    /// Fails for a bandwidth that the plugin does not take, and for a core that gets more than a
+    /// node's memory has.
+    fn check_bandwidth(&self) -> Result<()> {
+        let bandwidth = &self.bandwidth;
+        let rows = [
+            ("core", bandwidth.core),
+            ("llc", bandwidth.llc),
+            ("node", bandwidth.node),
+        ];
+        for (key, rate) in rows {
+            ensure!(
+                rate.is_none_or(|rate| (0.1..=10_000.0).contains(&rate)),
+                "virtual_time.memory.bandwidth.{key} must be from 0.1 to 10000 GB/s"
+            );
+        }
+        if let (Some(core), Some(node)) = (bandwidth.core, bandwidth.node) {
+            ensure!(
+                core <= node,
+                "virtual_time.memory.bandwidth: core ({core} GB/s) must not be more than node \
+                 ({node} GB/s)"
+            );
+        }
+        Ok(())
+    }
+
+    /// Fails for a mode switch whose cost the plugin does not take.
+    fn check_switches(&self) -> Result<()> {
+        let rows = [
+            ("syscall", self.switch_ns.syscall),
+            ("interrupt", self.switch_ns.interrupt),
+            ("address_space", self.switch_ns.address_space),
+        ];
+        for (key, ns) in rows {
+            ensure!(
+                (0.0..=10_000.0).contains(&ns),
+                "virtual_time.memory.switch_ns.{key} must be from 0 to 10000 ns, not {ns}"
+            );
+        }
+        Ok(())
+    }
+
+    /// Fails for a TLB that the plugin does not take.
+    fn check_tlb(&self) -> Result<()> {
+        let Some(tlb) = &self.tlb else {
+            return Ok(());
+        };
+        ensure!(
+            (1..=64).contains(&tlb.ways)
+                && (1..=1 << 16).contains(&tlb.entries)
+                && tlb.entries.is_multiple_of(tlb.ways),
+            "virtual_time.memory.tlb: entries must be from 1 to 65536, ways from 1 to 64, and \
+             {} entries make whole sets of {} ways",
+            tlb.entries,
+            tlb.ways
+        );
+        ensure!(
+            (0.0..=10_000.0).contains(&tlb.walk_ns),
+            "virtual_time.memory.tlb.walk_ns must be from 0 to 10000 ns, not {}",
+            tlb.walk_ns
+        );
+        Ok(())
+    }
+
     /// The plugin's options for the model.
     pub(crate) fn plugin_options(&self) -> String {
         let (transfer, dram, share) = (&self.transfer_ns, &self.dram_ns, &self.share);
-        format!(
+        let (bandwidth, switch) = (&self.bandwidth, &self.switch_ns);
+        let tlb = self.tlb.map(|tlb| {
+            let Tlb {
+                entries,
+                ways,
+                walk_ns,
+            } = tlb;
+            format!(",tlb_entries={entries},tlb_ways={ways},walk_ns={walk_ns}")
+        });
+        let mut options = format!(
             "memory=1,l1_kib={},l1_ways={},l2_kib={},l2_ways={},llc_kib={},llc_ways={},l2_ns={},\
              llc_ns={},sibling_ns={},same_llc_ns={},other_llc_ns={},other_node_ns={},dram_ns={},\
              remote_dram_ns={},overlapped={},stored={},streamed={},string_start_ns={},\
-             string_bytes_per_ns={},contention={}",
+             string_bytes_per_ns={},contention={},core_bytes_per_ns={},llc_bytes_per_ns={},\
+             node_bytes_per_ns={},syscall_ns={},interrupt_ns={},address_space_ns={}",
             self.l1.kib,
             self.l1.ways,
             self.l2.kib,
@@ -262,8 +384,16 @@ impl Memory {
             share.streamed,
             self.string.start_ns,
             self.string.bytes_per_ns,
-            u8::from(self.contention)
-        )
+            u8::from(self.contention),
+            bandwidth.core.unwrap_or(0.0),
+            bandwidth.llc.unwrap_or(0.0),
+            bandwidth.node.unwrap_or(0.0),
+            switch.syscall,
+            switch.interrupt,
+            switch.address_space
+        );
+        options += &tlb.unwrap_or_default();
+        options
     }
 }
 
@@ -289,6 +419,10 @@ mod tests {
         is_refused("kib = 2048, ways = 16", "kib = 2048, ways = 0", "llc.ways");
         is_refused("kib = 2048, ways = 16", "kib = 2064, ways = 16", "256");
         is_refused("other_llc = 100", "other_llc = 300", "other_node");
+        is_refused("syscall = 30", "syscall = -1", "switch_ns.syscall");
+        is_refused("entries = 512", "entries = 511", "tlb");
+        is_refused("core = 8", "core = 0", "bandwidth.core");
+        is_refused("core = 8", "core = 80", "not be more than node");
         is_refused(
             "mips = 3000",
             "mips = 3000\nmemory_speed = 1",

@@ -34,10 +34,10 @@ const PAIRS: usize = 3;
 const STRINGS: [u64; 2] = [4096, 16384];
 
 /// Loads in a round of the chase's loop in `memory-check`.
-const LOADS: f64 = 8.0;
+pub(super) const LOADS: f64 = 8.0;
 
 /// Other instructions in that round.
-const OTHERS: f64 = 3.0;
+pub(super) const OTHERS: f64 = 3.0;
 
 /// The costs of memory that a guest measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -50,6 +50,32 @@ pub struct MemoryCheck {
     pub strings: Vec<Figure>,
     /// A `fetch_add` on a line to which several CPUs add at once: the time of one addition of each.
     pub contended: Vec<Figure>,
+    /// STREAM's triad by one, half and all CPUs, and in an LLC by its CPUs.
+    pub bandwidth: Vec<Figure>,
+    /// A walk through one line of each of many small pages.
+    pub pages: Vec<Figure>,
+    /// A system call that does nothing.
+    pub switches: Vec<Figure>,
+}
+
+/// What a figure is measured in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Unit {
+    /// Nanoseconds of virtual time.
+    #[serde(rename = "ns")]
+    Nanoseconds,
+    /// Bytes per nanosecond of virtual time.
+    #[serde(rename = "GB/s")]
+    Bandwidth,
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Unit::Nanoseconds => "ns",
+            Unit::Bandwidth => "GB/s",
+        })
+    }
 }
 
 /// One figure beside its prediction.
@@ -57,10 +83,12 @@ pub struct MemoryCheck {
 pub struct Figure {
     /// The name of the figure.
     pub what: String,
-    /// Nanoseconds of virtual time.
-    pub measured_ns: f64,
-    /// Nanoseconds that the machine's table predicts.
-    pub predicted_ns: f64,
+    /// Of `measured` and `predicted`.
+    pub unit: Unit,
+    /// What the guest measured.
+    pub measured: f64,
+    /// What the machine's table predicts.
+    pub predicted: f64,
     /// How far they may be apart, in percent of the prediction.
     pub tolerance_percent: f64,
 }
@@ -68,15 +96,15 @@ pub struct Figure {
 impl Figure {
     /// Whether the measurement is as near to the prediction as it must be.
     pub fn holds(&self) -> bool {
-        let tolerance = self.predicted_ns * self.tolerance_percent / 100.0;
-        (self.measured_ns - self.predicted_ns).abs() <= tolerance
+        let tolerance = self.predicted * self.tolerance_percent / 100.0;
+        (self.measured - self.predicted).abs() <= tolerance
     }
 }
 
 impl fmt::Display for Figure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (what, measured, predicted) = (&self.what, self.measured_ns, self.predicted_ns);
-        write!(f, "{what} {measured:.1} ns ({predicted:.1})")?;
+        let (what, measured, predicted) = (&self.what, self.measured, self.predicted);
+        write!(f, "{what} {measured:.1} {} ({predicted:.1})", self.unit)?;
         if !self.holds() {
             write!(f, " NOT within {} %", self.tolerance_percent)?;
         }
@@ -92,7 +120,15 @@ impl MemoryCheck {
 
     /// All figures.
     pub fn figures(&self) -> impl Iterator<Item = &Figure> {
-        let all = [&self.chase, &self.transfers, &self.strings, &self.contended];
+        let all = [
+            &self.chase,
+            &self.transfers,
+            &self.strings,
+            &self.contended,
+            &self.bandwidth,
+            &self.pages,
+            &self.switches,
+        ];
         all.into_iter().flatten()
     }
 }
@@ -115,6 +151,9 @@ pub fn run_memory(
         transfers: run.transfers()?,
         strings: run.strings()?,
         contended: run.contended()?,
+        bandwidth: run.bandwidth()?,
+        pages: run.pages()?,
+        switches: run.switches()?,
     })
 }
 
@@ -132,12 +171,12 @@ pub fn run_contended(
 }
 
 /// A run of the self-check, and what its predictions depend on.
-struct Run<'a> {
-    guest: &'a mut Guest,
+pub(super) struct Run<'a> {
+    pub(super) guest: &'a mut Guest,
     timeout: Duration,
-    memory: &'a Memory,
-    instruction_ns: f64,
-    cpus: Vec<Cpu>,
+    pub(super) memory: &'a Memory,
+    pub(super) instruction_ns: f64,
+    pub(super) cpus: Vec<Cpu>,
 }
 
 impl<'a> Run<'a> {
@@ -158,7 +197,7 @@ impl<'a> Run<'a> {
     }
 
     /// Runs `memory-check` and returns the figures that it prints.
-    fn measure(&mut self, arguments: &[String]) -> Result<Vec<f64>> {
+    pub(super) fn measure(&mut self, arguments: &[String]) -> Result<Vec<f64>> {
         let mut argv = vec!["memory-check".to_string()];
         argv.extend_from_slice(arguments);
         let text = output_of(self.guest, &argv, self.timeout, &[0])?;
@@ -169,7 +208,7 @@ impl<'a> Run<'a> {
     }
 
     /// The CPU that measures what one CPU measures alone.
-    fn last_cpu(&self) -> Cpu {
+    pub(super) fn last_cpu(&self) -> Cpu {
         self.cpus[self.cpus.len() - 1]
     }
 
@@ -205,11 +244,12 @@ impl<'a> Run<'a> {
         let figures = all
             .into_iter()
             .zip(measured)
-            .map(|(step, measured_ns)| Figure {
+            .map(|(step, measured)| Figure {
                 what: step.what,
-                measured_ns,
+                unit: Unit::Nanoseconds,
+                measured,
                 // A latency contains its load, and no load takes less than an instruction.
-                predicted_ns: step.latency_ns.max(instruction_ns) + instruction_ns * OTHERS / LOADS,
+                predicted: step.latency_ns.max(instruction_ns) + instruction_ns * OTHERS / LOADS,
                 tolerance_percent: CHASE_PERCENT,
             });
         Ok(figures.collect())
@@ -229,12 +269,13 @@ impl<'a> Run<'a> {
                 ])?);
             }
             measured.sort_by(f64::total_cmp);
-            if let Some(&measured_ns) = measured.get(measured.len() / 2) {
+            if let Some(&measured) = measured.get(measured.len() / 2) {
                 figures.push(Figure {
                     what: distance.what.to_string(),
+                    unit: Unit::Nanoseconds,
                     // The program prints the difference to an own line, which takes an instruction.
-                    measured_ns: measured_ns + self.instruction_ns,
-                    predicted_ns: distance.latency_ns,
+                    measured: measured + self.instruction_ns,
+                    predicted: distance.latency_ns,
                     tolerance_percent: TRANSFER_PERCENT,
                 });
             }
@@ -249,10 +290,11 @@ impl<'a> Run<'a> {
         arguments.extend(STRINGS.map(|bytes| bytes.to_string()));
         let figures = STRINGS.into_iter().zip(self.measure(&arguments)?);
         Ok(figures
-            .map(|(bytes, measured_ns)| Figure {
+            .map(|(bytes, measured)| Figure {
                 what: format!("rep stosb of {bytes} bytes"),
-                measured_ns,
-                predicted_ns: self.memory.string.start_ns
+                unit: Unit::Nanoseconds,
+                measured,
+                predicted: self.memory.string.start_ns
                     + bytes as f64 / self.memory.string.bytes_per_ns
                     + self.instruction_ns,
                 tolerance_percent: STRING_PERCENT,
@@ -274,9 +316,10 @@ impl<'a> Run<'a> {
             ensure!(measured.len() == 1, "memory-check printed {measured:?}");
             figures.push(Figure {
                 what: format!("{nr} CPUs"),
-                measured_ns: measured[0],
+                unit: Unit::Nanoseconds,
+                measured: measured[0],
                 // The line visits all of them between two additions of one.
-                predicted_ns: nr as f64 * mean_transfer(self.memory, &adders),
+                predicted: nr as f64 * mean_transfer(self.memory, &adders),
                 tolerance_percent: CONTENDED_PERCENT,
             });
         }
@@ -286,7 +329,7 @@ impl<'a> Run<'a> {
 
 /// Returns `nr` of the CPUs, as evenly spread over the machine as possible, or fewer if there are
 /// not so many.
-fn spread(cpus: &[Cpu], nr: usize) -> Vec<Cpu> {
+pub(super) fn spread(cpus: &[Cpu], nr: usize) -> Vec<Cpu> {
     let nr = nr.min(cpus.len());
     (0..nr).map(|i| cpus[i * cpus.len() / nr]).collect()
 }

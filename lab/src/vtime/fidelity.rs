@@ -116,6 +116,27 @@ pub struct MemoryCounts {
     pub remote_dram: Served,
     /// Locked instructions that waited for those of other CPUs on the same line.
     pub contention: Served,
+    /// Lines from memory that waited because their core gets no more in that time.
+    #[serde(default)]
+    pub core_bandwidth: Served,
+    /// Lines from the LLC that waited because it serves no more in that time.
+    #[serde(default)]
+    pub llc_bandwidth: Served,
+    /// Lines from memory that waited because their node's memory serves no more in that time.
+    #[serde(default)]
+    pub node_bandwidth: Served,
+    /// System calls.
+    #[serde(default)]
+    pub syscall: Served,
+    /// Interrupts, exceptions, and system calls that return as these do.
+    #[serde(default)]
+    pub interrupt: Served,
+    /// Changes of the address space.
+    #[serde(default)]
+    pub address_space: Served,
+    /// Walks through the page tables.
+    #[serde(default)]
+    pub page_walk: Served,
     /// Bytes that repeated string instructions wrote.
     pub string_bytes: u64,
     /// Virtual nanoseconds that those instructions took, without their misses.
@@ -123,7 +144,7 @@ pub struct MemoryCounts {
 }
 
 /// How many accesses one source served, or waited for one other cause.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Served {
     /// Accesses.
     pub count: u64,
@@ -133,7 +154,7 @@ pub struct Served {
 
 impl MemoryCounts {
     /// Each cause of stalls, most of them a source of lines beyond L1, with its name in reports.
-    pub fn causes(&self) -> [(&'static str, Served); 9] {
+    pub fn causes(&self) -> [(&'static str, Served); 16] {
         [
             ("L2", self.l2),
             ("LLC", self.llc),
@@ -144,6 +165,13 @@ impl MemoryCounts {
             ("DRAM", self.dram),
             ("remote DRAM", self.remote_dram),
             ("contention", self.contention),
+            ("core's bandwidth", self.core_bandwidth),
+            ("LLC's bandwidth", self.llc_bandwidth),
+            ("node's bandwidth", self.node_bandwidth),
+            ("system call", self.syscall),
+            ("interrupt", self.interrupt),
+            ("address space", self.address_space),
+            ("page walk", self.page_walk),
         ]
     }
 }

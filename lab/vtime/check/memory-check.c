@@ -8,10 +8,16 @@
  *						beyond what it takes for its own
  *	memory-check copy CPU BYTES...		repeated string stores into L1
  *	memory-check contend CPU CPU...		all add to one word at the same time
+ *	memory-check triad KIB CPU...		all sweep through memory of that size each,
+ *						as STREAM's triad does
+ *
+ *	memory-check pages CPU PAGES...		a random walk through one line of each page
+ *	memory-check syscall CPU CALLS		the shortest system call
  *
  * Each line of output is one figure in nanoseconds, in the order of the arguments:
  * of one load, of one compare-and-swap, of one string instruction, of one addition of
- * each CPU. Exits with 2 for wrong usage.
+ * each CPU, of one system call. The triad's is in bytes per nanosecond, of all CPUs together. Exits with 2
+ * for wrong usage.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -21,10 +27,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "check.h"
 
 #define LINE 64
+#define PAGE 4096
 #define HUGE_PAGE (2UL << 20)
 #define ROUNDS 51
 #define HANDOVERS 1001 /* longer together than the kernel's other work, so a median is right */
@@ -32,6 +41,7 @@
 #define LINES 64 /* of a transfer: few, so that L1 keeps them */
 #define MAX_ADDERS 1024
 #define ADDITIONS 200 /* of a CPU between two looks at the clock */
+#define SWEEPS 4 /* of the triad, after one that is not measured */
 
 /* The next number of a fixed sequence (xorshift), so that each run walks the same way. */
 static uint64_t random_number(void)
@@ -61,25 +71,37 @@ static char *allocate(size_t bytes)
 	return p;
 }
 
-/* One cycle through all lines, in random order: each has the address of the next. */
-static void **make_cycle(char *memory, size_t lines)
+/* The first numbers, in random order. */
+static void shuffle(uint32_t *order, size_t nr)
 {
-	uint32_t *order = malloc(lines * sizeof(*order));
-
-	for (size_t i = 0; i < lines; i++)
+	for (size_t i = 0; i < nr; i++)
 		order[i] = i;
-	for (size_t i = lines - 1; i > 0; i--) {
+	for (size_t i = nr - 1; i > 0; i--) {
 		const size_t j = random_number() % i;
 		const uint32_t other = order[i];
 
 		order[i] = order[j];
 		order[j] = other;
 	}
+}
+
+/* One cycle through all lines, in random order: each has the address of the next. */
+static void **make_cycle(char *memory, size_t lines)
+{
+	uint32_t *order = malloc(lines * sizeof(*order));
+
+	shuffle(order, lines);
 	for (size_t i = 0; i < lines; i++)
 		*(void **)(memory + (size_t)order[i] * LINE) =
 			memory + (size_t)order[(i + 1) % lines] * LINE;
 	free(order);
 	return (void **)memory;
+}
+
+/* The line of a page that is used: the next one in the next page. */
+static void **line_in_page(char *memory, size_t page)
+{
+	return (void **)(memory + page * PAGE + page * LINE % PAGE);
 }
 
 #define LOAD "mov (%0), %0\n\t"
@@ -96,6 +118,37 @@ static void **walk(void **p, size_t loads)
 			p = *(void *volatile *)p;
 #endif
 	return p;
+}
+
+/* Print the time of a load, for each number of small pages, of which each has one line. */
+static int pages(int cpu, int nr, char **numbers)
+{
+	pin(cpu);
+	for (int i = 0; i < nr; i++) {
+		const size_t count = strtoull(numbers[i], NULL, 10), loads = 32 * count;
+		uint32_t *order = malloc(count * sizeof(*order));
+		char *memory = mmap(NULL, count * PAGE, PROT_READ | PROT_WRITE,
+				    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		double start;
+		void **p;
+
+		if (memory == MAP_FAILED || madvise(memory, count * PAGE, MADV_NOHUGEPAGE)) {
+			perror("memory-check: cannot allocate memory");
+			return 2;
+		}
+		shuffle(order, count);
+		/* Another line in each page, so that they fill the sets of all caches. */
+		for (size_t n = 0; n < count; n++)
+			*line_in_page(memory, order[n]) =
+				line_in_page(memory, order[(n + 1) % count]);
+		p = walk(line_in_page(memory, order[0]), 2 * count);
+		start = now_ns();
+		p = walk(p, loads);
+		printf("%.3f\n", (now_ns() - start) / loads);
+		munmap(memory, count * PAGE);
+		free(order);
+	}
+	return 0;
 }
 
 /* Print the time of a load, for each size. The memory's home is the node of the CPU @home. */
@@ -294,6 +347,97 @@ static int contend(int nr, char **arguments)
 	return 0;
 }
 
+/* Two words at once, as compilers make of STREAM's loops. */
+typedef uint64_t pair __attribute__((vector_size(16)));
+
+/* A thread of the triad: its CPU, its memory, and when it has measured. */
+struct sweeper {
+	int cpu;
+	size_t pairs; /* of each of its three arrays */
+	double start_ns, end_ns;
+};
+
+static unsigned int nr_sweepers;
+
+/* Wait until all threads of the triad are here, for the first, second, ... time. */
+static void meet(unsigned int time)
+{
+	__atomic_fetch_add(&nr_ready, 1, __ATOMIC_SEQ_CST);
+	while (__atomic_load_n(&nr_ready, __ATOMIC_ACQUIRE) < (uint64_t)nr_sweepers * time)
+		;
+}
+
+/* a = b + 4 * c. Integers, because the emulator's are faster; the bytes count. */
+__attribute__((noinline)) static void sweep(pair *a, const pair *b, const pair *c, size_t pairs)
+{
+	for (size_t i = 0; i < pairs; i += 4) {
+		a[i] = b[i] + (c[i] << 2);
+		a[i + 1] = b[i + 1] + (c[i + 1] << 2);
+		a[i + 2] = b[i + 2] + (c[i + 2] << 2);
+		a[i + 3] = b[i + 3] + (c[i + 3] << 2);
+	}
+}
+
+static void *sweep_all(void *argument)
+{
+	struct sweeper *s = argument;
+	pair *a;
+
+	/* The kernel takes the memory of the node of the CPU that touches it first. */
+	pin(s->cpu);
+	a = (pair *)allocate(3 * s->pairs * sizeof(*a));
+	sweep(a, a + s->pairs, a + 2 * s->pairs, s->pairs);
+	meet(1);
+	s->start_ns = now_ns();
+	for (int i = 0; i < SWEEPS; i++)
+		sweep(a, a + s->pairs, a + 2 * s->pairs, s->pairs);
+	s->end_ns = now_ns();
+	meet(2);
+	return NULL;
+}
+
+/* Print the bytes that all CPUs together read and write in a nanosecond. */
+static int triad(size_t kib, int nr, char **cpus)
+{
+	static struct sweeper sweepers[MAX_ADDERS];
+	static pthread_t threads[MAX_ADDERS];
+	/* Whole lines, as many of each array. */
+	const size_t pairs = kib * 1024 / 3 / LINE * LINE / sizeof(pair);
+	double start_ns, end_ns;
+
+	nr_sweepers = nr = nr > MAX_ADDERS ? MAX_ADDERS : nr;
+	for (int i = 0; i < nr; i++) {
+		sweepers[i] = (struct sweeper){ .cpu = atoi(cpus[i]), .pairs = pairs };
+		if (pthread_create(&threads[i], NULL, sweep_all, &sweepers[i])) {
+			perror("memory-check: cannot start a thread");
+			return 2;
+		}
+	}
+	for (int i = 0; i < nr; i++)
+		pthread_join(threads[i], NULL);
+	start_ns = sweepers[0].start_ns;
+	end_ns = sweepers[0].end_ns;
+	for (int i = 1; i < nr; i++) {
+		start_ns = sweepers[i].start_ns < start_ns ? sweepers[i].start_ns : start_ns;
+		end_ns = sweepers[i].end_ns > end_ns ? sweepers[i].end_ns : end_ns;
+	}
+	printf("%.3f\n", 3.0 * SWEEPS * nr * pairs * sizeof(pair) / (end_ns - start_ns));
+	return 0;
+}
+
+/* Print the time of a system call that does next to nothing. */
+static int system_call(int cpu, unsigned long calls)
+{
+	double start;
+
+	pin(cpu);
+	start = now_ns();
+	for (unsigned long i = 0; i < calls; i++)
+		syscall(SYS_gettid);
+	printf("%.3f\n", (now_ns() - start) / calls);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "";
@@ -306,7 +450,14 @@ int main(int argc, char **argv)
 		return copy(atoi(argv[2]), argc - 3, argv + 3);
 	if (!strcmp(what, "contend") && argc > 3)
 		return contend(argc - 2, argv + 2);
+	if (!strcmp(what, "triad") && argc > 3)
+		return triad(strtoull(argv[2], NULL, 10), argc - 3, argv + 3);
+	if (!strcmp(what, "pages") && argc > 3)
+		return pages(atoi(argv[2]), argc - 3, argv + 3);
+	if (!strcmp(what, "syscall") && argc == 4)
+		return system_call(atoi(argv[2]), strtoul(argv[3], NULL, 10));
 	fprintf(stderr, "usage: memory-check chase CPU HOME KIB... | transfer A B | "
-			"copy CPU BYTES... | contend CPU CPU...\n");
+			"copy CPU BYTES... | contend CPU CPU... | triad KIB CPU... | "
+			"syscall CPU CALLS | pages CPU PAGES...\n");
 	return 2;
 }
