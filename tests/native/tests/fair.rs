@@ -297,6 +297,43 @@ proptest! {
         }
     }
 
+    /// The same on two CPUs, where tasks also sleep, wake and migrate: no task gets more than what
+    /// its weight says of the time in which it is runnable, to within 4 slices, and 10 for each
+    /// such event. A task that never slept gets no less either; one that slept lost its lag.
+    #[test]
+    fn shares_follow_weights_over_sleeps_and_moves(
+        nices in prop::collection::vec(-5..=5i32, 4..8),
+        spans in prop::collection::vec((10_000..=SLICE, 0..200u8, 0..8usize, -5..=5i32), 2000..4000),
+        start in any::<u64>(),
+    ) {
+        let mut machine = Machine::new(2, &nices, start);
+        let mut slept = vec![false; nices.len()];
+        let mut events = 0;
+        for &(ns, dice, task, nice) in &spans {
+            let task = task % nices.len();
+            let is_runnable = machine.tasks[task].runnable;
+            let event = match dice {
+                0 => Some(Step::Weight(task, nice)),
+                1 => Some(Step::Move(task, 1 - machine.tasks[task].cpu)),
+                2 if is_runnable => Some(Step::Sleep(task)),
+                2 => Some(Step::Wake(task)),
+                _ => None,
+            };
+            if let Some(event) = event.filter(|_| events < 6) {
+                slept[task] |= matches!(event, Step::Sleep(_));
+                machine.step(&event);
+                events += 1;
+            }
+            machine.step(&Step::Run(0, ns));
+            machine.step(&Step::Run(1, ns));
+        }
+        let bound = ((4 + 10 * events) * SLICE) as f64;
+        for (task, slept) in machine.tasks.iter().zip(slept) {
+            prop_assert!(task.ran <= task.due + bound, "{task:?}");
+            prop_assert!(slept || task.ran >= task.due - bound, "{task:?}");
+        }
+    }
+
     /// A sleeper on a CPU with a hog: however it sleeps, it never has more than its half.
     #[test]
     fn nobody_gains_by_sleeping(
