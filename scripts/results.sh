@@ -67,8 +67,6 @@ measure_all() {
 		--workload latency --set threads=4 --set seconds=0.5
 	without queue-choice vt8 "--no-wakeup-queue-choice" --workload pairs,audio \
 		--set beside=build --set seconds=0.4 --set warmup=0.1
-	without custom-slice vt8 "--no-custom-slice" --workload audio-slice \
-		--set seconds=0.4 --set warmup=0.1
 	without fork vt16 "--no-fork" --workload hackbench --groups 1,2 --loops 30
 	without spread vt8 "--no-spread" --workload primesieve --set threads=50%
 	without balance vt8 "--no-balance" --workload fairness --set hogs=12 --set seconds=2

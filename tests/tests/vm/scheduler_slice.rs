@@ -1,38 +1,9 @@
-//! Slices that a task asks for with sched_setattr(2). A thread that asks for a short one does not
-//! wait behind tasks that sleep, which no other woken task preempts before they have run for a
-//! slice. A CPU hog that asks runs for so long at a time, and gets no other share for it.
+//! Slices that a task asks for with sched_setattr(2). A CPU hog that asks for a long one runs for so
+//! long at a time, and gets no other share for it, nor for a short one.
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{boot_for_magpie, json, shell, with_and_without};
-
-/// Returns the 99th percentile of the wakeup latencies of a thread, in ms, that shares a CPU with
-/// four workers. These compute for some ms and then sleep until a messenger wakes them.
-fn late_beside_workers(guest: &mut Guest, scheduler: &str) -> Result<f64> {
-    let threads = "taskset -c 1 magpie-load latency --threads 4 --seconds 3";
-    shell(guest, &format!("{threads} > /dev/null 2>&1 & sleep 0.5"))?;
-    let audio = "magpie-load audio --json --slice-us 100 --period-us 5000 --operations 2000 \
-                 --beside none --warmup 0.1 --seconds 1.5";
-    let report = json(guest, &format!("taskset -c 1 {audio}"))?;
-    shell(guest, "sleep 2")?;
-    let late_us = report["wakeup_us"]["p99"].as_f64();
-    let late_ms = late_us.with_context(|| format!("no percentile in {report}"))? / 1e3;
-    println!("{scheduler}: 99 % of a thread's wakeups are late by {late_ms} ms at most");
-    Ok(late_ms)
-}
-
-#[test]
-fn a_thread_that_asks_for_a_short_slice_does_not_wait_behind_workers() -> Result<()> {
-    let mut guest = boot_for_magpie("vt2", |_| {})?;
-    late_beside_workers(&mut guest, "EEVDF")?;
-    let (with, without) = with_and_without(&mut guest, "--no-custom-slice", late_beside_workers)?;
-    ensure!(with <= 0.5, "the 99th percentile is {with} ms");
-    ensure!(
-        without >= 2.0,
-        "without the slice the 99th percentile is only {without} ms"
-    );
-    guest.into_guest().shutdown()
-}
+use magpie_tests::scheduler::{boot_for_magpie, shell, with_and_without};
 
 /// What a CPU hog that asks for a slice gets beside another one on its CPU.
 struct Got {
