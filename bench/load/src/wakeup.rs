@@ -1,12 +1,12 @@
 //! `wakeup`: on which CPU does a woken task run?
 //!
 //! Builds one situation again and again (the task's previous and recent CPU, its waker's CPU, and
-//! which CPUs are busy), wakes the task, and counts the CPUs on which it runs.
+//! which CPUs are busy), wakes the task, and counts the CPUs on which it runs and how long it waits.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -43,6 +43,10 @@ pub struct Args {
     /// Make a sync wakeup: the waker sleeps right after it
     #[arg(long)]
     sync: bool,
+    /// Wake a real-time task on the previous CPU just before, which keeps that CPU for so many
+    /// microseconds
+    #[arg(long)]
+    realtime_us: Option<u64>,
     /// How long the task works after each wakeup, in microseconds
     #[arg(long, default_value_t = 200)]
     work_us: u64,
@@ -60,8 +64,21 @@ struct Shared {
     tid: AtomicI32,
     /// The task is about to sleep.
     sleeps: AtomicBool,
+    /// When it woke up.
+    woke_at: AtomicU64,
     /// Where it woke up, plus one; 0 before.
     woke_on: AtomicUsize,
+    /// All rounds are over.
+    is_over: AtomicBool,
+}
+
+/// What the waker saw.
+#[derive(Default)]
+struct Seen {
+    /// How often the task woke on which CPU.
+    counts: BTreeMap<usize, u32>,
+    /// The longest time from a wakeup until the task ran, in nanoseconds.
+    longest_wait: u64,
 }
 
 /// Builds the situation `rounds` times and counts the CPUs.
@@ -94,32 +111,61 @@ pub fn run(args: &Args) -> Result<Finding> {
     let shared = Shared {
         tid: AtomicI32::new(0),
         sleeps: AtomicBool::new(false),
+        woke_at: AtomicU64::new(0),
         woke_on: AtomicUsize::new(0),
+        is_over: AtomicBool::new(false),
     };
     let (read, write) = nix::unistd::pipe().context("make a pipe")?;
     let (read, write) = (File::from(read), File::from(write));
-    let counts = thread::scope(|scope| {
+    let seen = thread::scope(|scope| {
         let task = scope.spawn(|| sleep_and_tell(args, &busy, &shared, &read));
-        let counts = wake_and_count(args, &online, &shared, &write, task.thread());
+        let realtime = args.realtime_us.map(|keep_us| {
+            let keep = Duration::from_micros(keep_us);
+            let shared = &shared;
+            scope.spawn(move || keep_when_woken(args.previous, keep, shared))
+        });
+        let realtime_thread = realtime.as_ref().map(|thread| thread.thread());
+        let seen = wake_and_count(
+            args,
+            &online,
+            &shared,
+            &write,
+            task.thread(),
+            realtime_thread,
+        );
         // After an error the task would otherwise wait for ever for the next round.
         drop(write);
-        if counts.is_err() {
+        if seen.is_err() {
             task.thread().unpark();
         }
+        shared.is_over.store(true, Ordering::Release);
+        if let Some(thread) = realtime_thread {
+            thread.unpark();
+        }
         let told = task.join();
-        let counts = counts?;
+        let kept = realtime.map(|thread| thread.join());
+        let seen = seen?;
         told.map_err(|_| anyhow::anyhow!("the woken task panicked"))??;
-        Ok::<_, anyhow::Error>(counts)
+        if let Some(kept) = kept {
+            kept.map_err(|_| anyhow::anyhow!("the real-time task panicked"))??;
+        }
+        Ok::<_, anyhow::Error>(seen)
     })?;
     drop(hogs);
 
-    let list: Vec<String> = counts
+    let wait_us = seen.longest_wait as f64 / 1e3;
+    let list: Vec<String> = seen
+        .counts
         .iter()
         .map(|(cpu, count)| format!("CPU {cpu}: {count}"))
         .collect();
     Ok(Finding {
-        text: format!("woken {} times; {}", args.rounds, list.join(", ")),
-        json: json!({ "rounds": args.rounds, "cpus": counts }),
+        text: format!(
+            "woken {} times; {}; longest wait {wait_us:.1} us",
+            args.rounds,
+            list.join(", ")
+        ),
+        json: json!({ "rounds": args.rounds, "cpus": seen.counts, "longest_wait_us": wait_us }),
         holds: true,
     })
 }
@@ -155,11 +201,25 @@ fn sleep_and_tell(args: &Args, busy: &CpuSet, shared: &Shared, mut read: &File) 
                 thread::park();
             }
         }
+        shared.woke_at.store(sys::now_ns(), Ordering::Relaxed);
         shared
             .woke_on
             .store(sys::current_cpu() + 1, Ordering::Release);
     }
     Ok(())
+}
+
+/// A real-time task on one CPU: keeps the CPU for a while whenever it is woken.
+fn keep_when_woken(cpu: usize, keep: Duration, shared: &Shared) -> Result<()> {
+    sys::set_affinity(0, &CpuSet::of([cpu]))?;
+    sys::set_policy(0, Policy::Fifo)?;
+    loop {
+        thread::park();
+        if shared.is_over.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        sys::spin_for(keep);
+    }
 }
 
 /// The waker. It sleeps between its steps, so that its CPU is busy for the wakeup only.
@@ -169,16 +229,21 @@ fn wake_and_count(
     shared: &Shared,
     mut write: &File,
     task: &thread::Thread,
-) -> Result<BTreeMap<usize, u32>> {
+    realtime: Option<&thread::Thread>,
+) -> Result<Seen> {
     sys::set_affinity(0, &CpuSet::of([args.waker]))?;
     // Sleep often before the first round: a scheduler may judge the waker by how it has behaved.
     (0..50).for_each(|_| thread::sleep(Duration::from_millis(1)));
-    let mut counts = BTreeMap::new();
+    let mut seen = Seen::default();
     for round in 1..=args.rounds {
         wait_until(|| shared.sleeps.swap(false, Ordering::AcqRel))
             .with_context(|| format!("round {round}: the task does not go to sleep"))?;
         thread::sleep(SETTLE);
         sys::set_affinity(shared.tid.load(Ordering::Acquire), online)?;
+        let woken_at = sys::now_ns();
+        if let Some(thread) = realtime {
+            thread.unpark();
+        }
         match args.sync {
             true => write.write_all(&[0]).context("write to the pipe")?,
             false => task.unpark(),
@@ -189,9 +254,14 @@ fn wake_and_count(
             cpu != 0
         })
         .with_context(|| format!("round {round}: the task was woken and does not run"))?;
-        *counts.entry(cpu - 1).or_insert(0) += 1;
+        *seen.counts.entry(cpu - 1).or_insert(0) += 1;
+        let wait = shared
+            .woke_at
+            .load(Ordering::Relaxed)
+            .saturating_sub(woken_at);
+        seen.longest_wait = seen.longest_wait.max(wait);
     }
-    Ok(counts)
+    Ok(seen)
 }
 
 /// Waits until the condition holds, and fails if it does not in a bounded time.
