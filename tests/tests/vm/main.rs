@@ -23,6 +23,7 @@ mod scheduler_bandwidth;
 mod scheduler_cgroup;
 mod scheduler_fairness;
 mod scheduler_fork;
+mod scheduler_offer;
 mod scheduler_preempt;
 mod scheduler_push;
 mod scheduler_queue;
