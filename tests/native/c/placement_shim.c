@@ -20,6 +20,7 @@ struct magpie_machine {
 	struct idle_count counts[MOST_CPUS];
 	u64 words[MOST_CPUS];
 	u64 slow; /* a bit each CPU */
+	u64 sent; /* a bit each CPU in whose local queue a task waits */
 	u32 nodes, llcs, cores, threads; /* llcs of a node, cores of an LLC, ... */
 	u32 nr_llcs_idle;
 	bool waker_leaves;
@@ -62,10 +63,12 @@ bool is_free(const struct placement *at, u32 cpu)
 
 bool claim_cpu(struct placement *at, u32 cpu)
 {
-	u64 old = machine->words[cpu];
+	return claim_by_word(at, cpu, &machine->words[cpu]);
+}
 
-	at->preempts = old == IDLE_POLICY;
-	return claim_word(&machine->words[cpu], old, at->now);
+u32 nr_sent_to(u32 cpu)
+{
+	return machine->sent >> cpu & 1;
 }
 
 bool is_alone_on_core(u32 cpu)
@@ -137,7 +140,11 @@ void begin_visit(struct sparsemask_visit *visit, u32 llc, u32 near_cpu)
 	u32 first = llc * llc_places();
 	u32 core_first = near_cpu - near_cpu % machine->threads;
 
-	*visit = sparsemask_visit_begin(first, first + llc_cpus(), cpu_to_place(core_first));
+	u32 own_first = cpu_to_llc(near_cpu) * llc_places();
+
+	*visit = sparsemask_visit_begin(first, first + llc_cpus(),
+					visit_start(first, llc_cpus(), cpu_to_place(core_first),
+						    own_first));
 }
 
 u32 visit_idle(struct sparsemask_visit *visit)

@@ -32,6 +32,24 @@ fn the_previous_cpu_comes_first_if_its_core_is_idle() {
 }
 
 #[test]
+fn a_vcpu_that_the_host_took_gets_no_second_task() {
+    let mut machine = small();
+    let first = Wakeup::new(2, 4);
+    let later = Wakeup {
+        now: first.now + 5_000_000,
+        ..first.clone()
+    };
+    assert_eq!(choose(&mut machine, first), (Step::Previous, 2));
+    // The claim has lapsed. The CPU is free if its task went elsewhere.
+    assert_eq!(
+        choose(&mut machine.clone(), later.clone()),
+        (Step::Previous, 2)
+    );
+    machine.sent = 1 << 2;
+    assert_ne!(choose(&mut machine, later).1, 2);
+}
+
+#[test]
 fn then_the_recent_one_near_the_waker() {
     let mut machine = small();
     machine.set([3, 4], Cpu::Busy);
@@ -94,6 +112,20 @@ fn then_an_idle_core_an_idle_cpu_another_llc_and_the_queue() {
     assert_eq!(choose(&mut machine.clone(), stays), (Step::Queue, 2));
     machine.set(4..8, Cpu::Busy);
     assert_eq!(choose(&mut machine, Wakeup::new(2, 0)), (Step::Queue, 2));
+}
+
+#[test]
+fn the_wakers_of_an_llc_begin_at_different_cores_of_another_one() {
+    for waker in 0..8 {
+        // Two LLCs of four cores: CPUs 0-7, all busy, and 8-15.
+        let mut machine = Machine::new(1, 2, 4, 2);
+        machine.set(8..16, Cpu::Free);
+        let same_core = 8 + waker / 2 * 2;
+        assert_eq!(
+            choose(&mut machine, Wakeup::new(0, waker)),
+            (Step::Beyond, same_core)
+        );
+    }
 }
 
 #[test]

@@ -50,14 +50,12 @@ bool is_free(const struct placement *at, u32 cpu)
 
 bool claim_cpu(struct placement *at, u32 cpu)
 {
-	u64 *word = &state_of(cpu)->idle;
-	u64 old = READ_ONCE(*word);
+	return claim_by_word(at, cpu, &state_of(cpu)->idle);
+}
 
-	if (old != IDLE_POLICY && !is_word_free(old, at->now))
-		return false;
-
-	at->preempts = old == IDLE_POLICY;
-	return claim_word(word, old, at->now);
+u32 nr_sent_to(u32 cpu)
+{
+	return scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | cpu);
 }
 
 /*
@@ -99,14 +97,17 @@ void note_no_idle_core(u32 llc)
 void begin_visit(struct sparsemask_visit *visit, u32 llc, u32 near_cpu)
 {
 	u32 first = llc_of(llc)->first;
+	u32 size = llc_of(llc)->size;
+	u32 own_first = llc_of(topology_of(near_cpu)->llc)->first;
+	u32 core_first = topology_of(near_cpu)->core_first;
 
 	/*
 	 * Begin at the first CPU of @near_cpu's core. A visit from @near_cpu itself would come last
 	 * to siblings before it: a task whose waker runs on its previous CPU would miss the idle
 	 * sibling there.
 	 */
-	*visit = sparsemask_visit_begin(first, first + llc_of(llc)->size,
-					topology_of(near_cpu)->core_first);
+	*visit = sparsemask_visit_begin(first, first + size,
+					visit_start(first, size, core_first, own_first));
 }
 
 /*

@@ -11,6 +11,7 @@
 #ifndef __MAGPIE_PLACEMENT_H
 #define __MAGPIE_PLACEMENT_H
 
+#include "idle_map.h"
 #include "sparsemask.h"
 
 enum wakeup_step {
@@ -58,6 +59,8 @@ __by_includer bool is_fast(u32 cpu);
 __by_includer bool is_free(const struct placement *at, u32 cpu);
 /* Claim the CPU if it is free; set at->preempts; return whether it is claimed. */
 __by_includer bool claim_cpu(struct placement *at, u32 cpu);
+/* How many tasks wait in the CPU's local queue, out of the reach of other CPUs. */
+__by_includer u32 nr_sent_to(u32 cpu);
 /* Return whether no other CPU of the core runs anything. */
 __by_includer bool is_alone_on_core(u32 cpu);
 __by_includer bool are_siblings(u32 cpu, u32 other);
@@ -77,6 +80,22 @@ __by_includer u32 size_of_llc(u32 llc);
 /* Begin a visit of an LLC's CPUs that may be idle; return the next of them, or NO_CPU. */
 __by_includer void begin_visit(struct sparsemask_visit *visit, u32 llc, u32 near_cpu);
 __by_includer u32 visit_idle(struct sparsemask_visit *visit);
+
+/*
+ * Claim a CPU by its word; whether it is claimed. A claim lapses, but not if its task is there
+ * already: then the host has taken the vCPU, and a second task would wait there, too. So the claim
+ * is only renewed.
+ */
+static inline bool claim_by_word(struct placement *at, u32 cpu, u64 *word)
+{
+	u64 old = READ_ONCE(*word);
+
+	if (old != IDLE_POLICY && !is_word_free(old, at->now))
+		return false;
+
+	at->preempts = old == IDLE_POLICY;
+	return claim_word(word, old, at->now) && (old <= IDLE_LAST || !nr_sent_to(cpu));
+}
 
 /*
  * Return whether the task may share the CPU's core with the waker: only the waker runs there, and
