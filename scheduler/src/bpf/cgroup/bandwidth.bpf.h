@@ -103,11 +103,15 @@ __noinline u32 find_blocker(u32 slot)
  * between parked it, no further signal would reach it until the cgroup was out of debt, and the
  * cgroup could not be removed. So ask the whole process, too, also for threads that end because
  * another thread executes a program.
+ *
+ * A task that may not migrate now is exempt, too: on a kernel with PREEMPT_RT it holds a lock, for
+ * which tasks of other cgroups would wait until the period ends.
  */
 static __always_inline bool is_exempt(const struct task_struct *p)
 {
 	return p->flags & (PF_EXITING | PF_KTHREAD) || p->pending.signal.sig[0] & SIGKILL_BIT ||
-	       p->signal->flags & SIGNAL_GROUP_EXIT || p->signal->group_exec_task;
+	       p->signal->flags & SIGNAL_GROUP_EXIT || p->signal->group_exec_task ||
+	       is_migration_disabled(p);
 }
 
 /* The throttled cgroup that keeps the task from running, or ROOT_SLOT. */
