@@ -58,6 +58,7 @@ mod scheduler;
 mod service;
 mod stats;
 mod topology;
+mod unsupported;
 mod virtual_machine;
 
 use std::env;

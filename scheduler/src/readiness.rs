@@ -16,6 +16,7 @@ use crate::frequency::Frequency;
 use crate::mechanisms::{Extent, MECHANISMS, Mechanism};
 use crate::options::Settings;
 use crate::topology::{self, Tables};
+use crate::unsupported::Unsupported;
 use crate::virtual_machine::is_virtual_machine;
 
 /// Returns whether this kernel tells sched_ext schedulers of the weights of cgroups.
@@ -97,6 +98,8 @@ pub struct Readiness {
     frequency: Frequency,
     /// One entry for each mechanism.
     mechanisms: Vec<Activity>,
+    /// What only the kernel's own scheduler can do.
+    unsupported: Vec<Unsupported>,
 }
 
 /// Whether a mechanism would be active.
@@ -155,10 +158,12 @@ impl Readiness {
             running_scheduler: host.running_scheduler(),
             frequency: Frequency::of(&host.root),
             mechanisms: activities(settings, &facts),
+            unsupported: Unsupported::all(&host.root),
         })
     }
 
-    /// Writes the answer as text: what is in the way, then a line for each mechanism.
+    /// Writes the answer as text: what is in the way, a line for each mechanism, and what is not
+    /// supported.
     ///
     /// # Errors
     /// When the output cannot be written.
@@ -184,7 +189,14 @@ impl Readiness {
         }
         let frequency = &self.frequency;
         let names = frequency.names();
-        writeln!(output, "\nCPU frequency: {names}{}", frequency.note)
+        writeln!(output, "\nCPU frequency: {names}{}", frequency.note)?;
+        writeln!(output, "\nNot supported:")?;
+        for one in &self.unsupported {
+            let in_use = one.in_use.as_ref();
+            let here = in_use.map_or(String::new(), |what| format!(" [here: {what}]"));
+            writeln!(output, "- {}{here}: {}", one.feature, one.effect)?;
+        }
+        Ok(())
     }
 }
 
@@ -298,6 +310,7 @@ mod tests {
             running_scheduler: None,
             frequency: Frequency::of(Path::new("/no-such-folder")),
             mechanisms: activities(&options.settings, &old),
+            unsupported: Unsupported::all(Path::new("/no-such-folder")),
         };
         let mut text = Vec::new();
         readiness.tell(&mut text).unwrap();
@@ -309,6 +322,8 @@ mod tests {
             "steal      active, but for no-steal-gate",
             "push       active",
             "CPU frequency: the kernel has no driver for it; the host or the firmware decides",
+            "Not supported:",
+            "- nohz_full: the tick does not stop while a single task runs",
         ] {
             assert!(
                 text.lines().any(|one| one == line),
