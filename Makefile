@@ -40,6 +40,9 @@ test: setup ## run all tests
 	@scripts/setup.sh packages
 	@scripts/test.sh
 
+mutants: setup ## put small faults into the BPF side, each of which a test must find (VM=1: all, WORDS)
+	cargo run --release --package magpie-tests --bin mutate -- $(if $(VM),--vm) $(WORDS)
+
 results: build ## measure docs/results/ and make the tables of docs/results.md (ONLY="NAME...", FORCE=1)
 	@ONLY="$(ONLY)" FORCE="$(FORCE)" scripts/results.sh
 
@@ -112,4 +115,4 @@ deb: setup ## make Debian packages in target/deb/, and check them with lintian
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test results gate install uninstall book deb
+.PHONY: help setup build run test mutants results gate install uninstall book deb

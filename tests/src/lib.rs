@@ -6,6 +6,7 @@
 //! under test. [`scheduler`] adds the helpers of the scheduler's tests.
 
 pub mod limit;
+pub mod mutations;
 pub mod scheduler;
 pub mod verifier;
 

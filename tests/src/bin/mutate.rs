@@ -1,0 +1,108 @@
+//! `mutate [--vm] [WORD...]`: applies the mutations of `mutations.rs` to a copy of the tree, one at a
+//! time, and runs the test that must find each. `make mutants` runs it.
+//!
+//! Without `--vm` only the mutations that native tests find. With words, only mutations in whose
+//! description all of them occur. The exit code is 1 if a test did not find its mutation.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use magpie_lab::files;
+use magpie_tests::mutations::{Finder, MUTATIONS, Mutation};
+
+fn main() -> Result<ExitCode> {
+    let (options, words): (Vec<String>, Vec<String>) = std::env::args()
+        .skip(1)
+        .partition(|argument| argument.starts_with("--"));
+    ensure!(
+        options.iter().all(|option| option == "--vm"),
+        "usage: mutate [--vm] [WORD...]"
+    );
+    let chosen = MUTATIONS.iter().filter(|mutation| {
+        let is_native = matches!(mutation.finder, Finder::Native(..));
+        (is_native || !options.is_empty())
+            && words
+                .iter()
+                .all(|word| mutation.fault.contains(word.as_str()))
+    });
+    let chosen: Vec<&Mutation> = chosen.collect();
+
+    let tree = files::source_tree().context("there is no source tree")?;
+    let copy = tempfile::tempdir().context("make a folder for the copy of the tree")?;
+    copy_tree(&tree, copy.path())?;
+    // In the tree's own target folder, so that a second call builds less.
+    let target = tree.join("target/mutants");
+
+    let mut missed = 0;
+    for mutation in &chosen {
+        let began = Instant::now();
+        ensure!(
+            passes(mutation.finder, copy.path(), &target)?,
+            "{:?} fails without a mutation",
+            mutation.finder
+        );
+        let before = mutation.apply(copy.path())?;
+        let survived = passes(mutation.finder, copy.path(), &target)?;
+        fs::write(copy.path().join(mutation.file), before).context("undo the mutation")?;
+        missed += u32::from(survived);
+        println!(
+            "{}  {} ({:?}, {:.0} s)",
+            if survived { "SURVIVED" } else { "found   " },
+            mutation.fault,
+            mutation.finder,
+            began.elapsed().as_secs_f64()
+        );
+    }
+    println!("{} mutations, {missed} survived", chosen.len());
+    Ok(match missed {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
+}
+
+/// Copies the files that git knows or would add.
+fn copy_tree(tree: &Path, copy: &Path) -> Result<()> {
+    let list = Command::new("git")
+        .args([
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ])
+        .current_dir(tree)
+        .output()
+        .context("run git")?;
+    ensure!(list.status.success(), "git cannot list the files");
+    for name in String::from_utf8(list.stdout)?.split_terminator('\0') {
+        let (from, to) = (tree.join(name), copy.join(name));
+        if !from.is_file() {
+            continue;
+        }
+        fs::create_dir_all(to.parent().context("a file has a folder")?)?;
+        fs::copy(&from, &to).with_context(|| format!("copy {}", from.display()))?;
+    }
+    Ok(())
+}
+
+/// Runs a test in the copy; whether it passes. A mutant that cannot be built has not been found by
+/// the test, and is an error.
+fn passes(finder: Finder, copy: &Path, target: &Path) -> Result<bool> {
+    let cargo = |arguments: &[&str]| {
+        Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+            .args(arguments)
+            .current_dir(copy)
+            .env("CARGO_TARGET_DIR", target)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .context("run cargo")
+    };
+    let arguments = finder.cargo_arguments();
+    let build = [&arguments[..], &["--no-run"]].concat();
+    ensure!(cargo(&build)?.success(), "cannot build for {finder:?}");
+    Ok(cargo(&arguments)?.success())
+}
