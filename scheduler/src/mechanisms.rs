@@ -197,7 +197,7 @@ mechanisms! {
     }
 
     /// A requeued task wakes an idle CPU at once
-    "push" in ["balance/push.bpf.h"] {
+    "push" in ["balance/push.bpf.h", "balance/taken.bpf.h"] {
         /// Leave out pushing: a requeued task does not wake an idle CPU at once
         ///
         /// The task waits until an idle CPU searches for work, or until the next tick.

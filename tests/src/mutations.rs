@@ -336,6 +336,13 @@ pub const MUTATIONS: &[Mutation] = &[
         finder: Native("shares", "siblings_share_by_weight"),
     },
     Mutation {
+        fault: "a late task is not looked for on an idle CPU that a real-time task takes",
+        file: "scheduler/src/bpf/balance/taken.bpf.h",
+        old: "\tif (!was_claimed && !nr_runnable(cpu))\n\t\treturn;\n",
+        new: "\treturn;\n",
+        finder: Machine("no_task_waits_for_a_realtime_task"),
+    },
+    Mutation {
         fault: "a searcher is not kicked",
         file: "scheduler/src/bpf/queue/queue.bpf.h",
         old: "\tWRITE_ONCE(state_of(idle)->must_search, hint);\n\tscx_bpf_kick_cpu(idle, SCX_KICK_IDLE);\n",

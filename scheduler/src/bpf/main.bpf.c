@@ -11,6 +11,7 @@
  *   intf.h                    limits, events, topology: shared with user space
  *   portable/                 arithmetic, also compiled and tested natively
  *   base/topology.bpf.h       which CPUs share a core, an LLC, a node
+ *   base/runqueue.bpf.h       what the kernel's runqueue says
  *   base/clock.bpf.h          what time it is
  *   base/state.bpf.h          what is known of each CPU, LLC and task
  *   base/hotplug.bpf.h        which CPUs may have tasks sent to them
@@ -35,6 +36,7 @@
  *   balance/steal.bpf.h       steal: an idle CPU takes a waiting task
  *   balance/balance.bpf.h     balance: busy CPUs even out
  *   balance/push.bpf.h        push: a requeued task wakes an idle CPU
+ *   balance/taken.bpf.h       push: tasks leave a CPU that a real-time task has taken
  *   ops/enqueue.bpf.h         the steps of each operation
  *   ops/dispatch.bpf.h
  *   ops/run.bpf.h
@@ -66,6 +68,7 @@ UEI_DEFINE(uei);
 #include "portable/sparsemask.h"
 #include "portable/weight.h"
 #include "base/topology.bpf.h"
+#include "base/runqueue.bpf.h"
 #include "base/clock.bpf.h"
 #include "base/state.bpf.h"
 #include "base/hotplug.bpf.h"
@@ -90,6 +93,7 @@ UEI_DEFINE(uei);
 #include "balance/steal.bpf.h"
 #include "balance/balance.bpf.h"
 #include "balance/push.bpf.h"
+#include "balance/taken.bpf.h"
 #include "ops/enqueue.bpf.h"
 #include "ops/dispatch.bpf.h"
 #include "ops/run.bpf.h"
@@ -134,8 +138,8 @@ void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 		return;
 	else if (stayer)
 		keep_running(prev, stayer, state, cpu);
-	else if (!dispatch_others(state, cpu) && !prev)
-		idle_goes_on(state, cpu);
+	else
+		look_elsewhere(state, cpu, prev);
 }
 
 /* A task begins to run: publish what others ask of this CPU. */
@@ -151,7 +155,7 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 		return;
 
 	in_turn = arrive(ts, cpu);
-	regain_ticks(state);
+	regain_cpu(state);
 	look_again(state);
 	join_cgroup(ts);
 	begin_slice(state, ts, cpu, in_turn, now);
@@ -271,7 +275,7 @@ void BPF_STRUCT_OPS(magpie_disable, struct task_struct *p)
 	 * it.
 	 */
 	if (scx_bpf_task_running(p)) {
-		lose_ticks(scx_bpf_task_cpu(p));
+		lose_ticks(state_of(scx_bpf_task_cpu(p)), scx_bpf_now());
 		offer_queue(scx_bpf_task_cpu(p));
 	}
 }
@@ -327,14 +331,12 @@ void BPF_STRUCT_OPS(magpie_cgroup_move, struct task_struct *p, struct cgroup *fr
 }
 
 /*
- * A real-time or deadline task took the CPU: enqueue the tasks of the CPU's local queue again, so
- * that other CPUs can take them. Kernels from 7.1 deprecate this operation but still call it.
+ * A task of a higher class takes the CPU from a task of ours, which waits in the CPU's local queue
+ * now. Kernels from 7.1 deprecate this operation but still call it.
  */
 void BPF_STRUCT_OPS(magpie_cpu_release, s32 cpu, struct scx_cpu_release_args *args)
 {
-	lose_ticks(cpu);
-	scx_bpf_reenqueue_local();
-	offer_queue(cpu);
+	lose_cpu(state_of(cpu), cpu);
 }
 
 /*
@@ -363,6 +365,7 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(magpie_init)
 
 	find_online_cpus();
 	err = create_queues();
+	err = err ?: create_taken_timers();
 	if (!err && hrtick_enabled)
 		err = create_hrticks();
 	if (!err && cpu_weight_enabled)

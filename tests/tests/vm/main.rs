@@ -27,6 +27,7 @@ mod scheduler_offer;
 mod scheduler_preempt;
 mod scheduler_push;
 mod scheduler_queue;
+mod scheduler_realtime;
 mod scheduler_slice;
 mod scheduler_start;
 mod scheduler_steal;

@@ -21,7 +21,7 @@
  *
  * With and without this mechanism, each tick offers the queued tasks to idle CPUs, which repairs a
  * push that was not made. So does the moment at which a real-time task takes the CPU, because that
- * task will have no tick of ours.
+ * task will have no tick of ours (taken.bpf.h).
  *
  * What it does not do: choose the task. The idle CPU takes the first task of the nearest overloaded
  * CPU, which may be a better one.
@@ -143,8 +143,8 @@ static __always_inline void push(struct task_struct *p, const struct task_state 
 	struct cpu_state *state = state_of(cpu);
 	u64 now = scx_bpf_now();
 
-	/* A real-time task took the CPU, and no tick here will offer the task. */
-	if (enq_flags & SCX_ENQ_REENQ) {
+	/* A task of a higher class has the CPU, and no tick here will offer the task. */
+	if (enq_flags & SCX_ENQ_REENQ || state->has_no_tick) {
 		kick_idle_for(p, cpu);
 		return;
 	}

@@ -17,8 +17,6 @@
 #ifndef __MAGPIE_CLOCK_BPF_H
 #define __MAGPIE_CLOCK_BPF_H
 
-extern struct rq runqueues __ksym;
-
 /* The time, ns, at which the kernel last updated the clock of a CPU's runqueue. */
 static __always_inline u64 rq_now(s32 cpu)
 {

@@ -26,7 +26,7 @@ struct cpu_state {
 	u64 request_ends; /* when the running task will have used up a slice here */
 	u64 next_push; /* when a requeued task may kick an idle CPU again */
 	u64 idle; /* enum idle_word, or the time at which a waker claimed the CPU */
-	u64 has_no_tick; /* a real-time task runs: no tick here advertises waiting tasks */
+	u64 has_no_tick; /* a task of a higher class runs: no tick advertises waiting tasks */
 	u64 soon_free; /* a preempted task will have this CPU back soon, see balance/push.bpf.h */
 	u32 sleeps_soon; /* the running task is expected to, see place/search.bpf.h */
 	u16 queued; /* a task was queued since the queue was last empty, see has_queued() */
@@ -60,6 +60,8 @@ struct cpu_state {
 	u32 must_search; /* kicked to search: 1 + the CPU where a task waits, or ANYWHERE */
 	u32 found_empty; /* 1 + the CPU whose overloaded bit this CPU cleared last, or 0 */
 	u32 looks; /* how many CPUs a wakeup from here may look at */
+	u64 taken_at; /* when a task of a higher class took the CPU, see balance/taken.bpf.h */
+	u32 is_waiting; /* the timer that looks whether it is still taken is set */
 
 	/* Lines of their own: only this CPU writes them, user space adds them up. */
 	u64 events[NR_EVENTS] __attribute__((aligned(64)));

@@ -92,4 +92,27 @@ static __always_inline bool dispatch_others(struct cpu_state *state, s32 cpu)
 	return nr_looks(state) != looks && scx_bpf_dsq_move_to_local(cpu, 0);
 }
 
+/*
+ * The own queue is empty: search elsewhere, or idle. Do neither on a CPU that a task of a higher
+ * class keeps, where the kernel's deadline server asks for a task of ours once a second: marked as
+ * idle, the CPU would be sent tasks.
+ */
+static __always_inline void look_elsewhere(struct cpu_state *state, s32 cpu,
+					   const struct task_struct *prev)
+{
+	bool found;
+
+	if (is_outranked(cpu))
+		return;
+
+	found = dispatch_others(state, cpu);
+	/* The search dropped the runqueue lock: a real-time task may have woken meanwhile. */
+	if (is_outranked(cpu)) {
+		if (found)
+			lose_idle_cpu(state, cpu, false);
+	} else if (!found && !prev) {
+		idle_goes_on(state, cpu);
+	}
+}
+
 #endif /* __MAGPIE_DISPATCH_BPF_H */

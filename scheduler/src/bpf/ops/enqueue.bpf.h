@@ -33,7 +33,7 @@ static __always_inline void offer_task(struct task_struct *p, const struct task_
 	if (is_pinned(p) || has_cpu_back_soon(state_of(cpu), enq_flags))
 		return;
 
-	if (!(enq_flags & SCX_ENQ_WAKEUP))
+	if (!(enq_flags & SCX_ENQ_WAKEUP) || state_of(cpu)->has_no_tick)
 		push(p, ts, cpu, enq_flags);
 	advertise_queue(cpu);
 }

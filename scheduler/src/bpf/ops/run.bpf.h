@@ -2,7 +2,7 @@
 /*
  * run.bpf.h - operations: a task begins to run, ticks, and stops; a CPU goes idle.
  *
- *   running -> tick, tick, ... -> stopping       another class takes the CPU: lose_ticks()
+ *   running -> tick, tick, ... -> stopping       another class takes the CPU: lose_cpu()
  *                                 |
  *                        no task: update_idle(true) ... update_idle(false)
  */
@@ -20,23 +20,6 @@ static __always_inline bool arrive(struct task_state *ts, s32 cpu)
 
 	join_after_move(ts, cpu);
 	return !has_queued(state_of(cpu)) || !scx_bpf_dsq_nr_queued(cpu);
-}
-
-/*
- * A real-time task has the CPU: its ticks do not reach us, so no tick advertises the queued tasks,
- * and the time until our next tick is not the host's doing.
- */
-static __always_inline void lose_ticks(s32 cpu)
-{
-	WRITE_ONCE(state_of(cpu)->has_no_tick, 1);
-	forget_tick(state_of(cpu));
-}
-
-/* A task of ours runs, and has ticks. */
-static __always_inline void regain_ticks(struct cpu_state *state)
-{
-	if (state->has_no_tick)
-		WRITE_ONCE(state->has_no_tick, 0);
 }
 
 /*
@@ -77,6 +60,7 @@ static __always_inline void enter_idle(struct cpu_state *state, s32 cpu)
 {
 	u64 now = rq_now(cpu);
 
+	regain_cpu(state);
 	begin_idle(state, now);
 	note_waiting(cpu, 0);
 	idle_begins(state, cpu);
@@ -91,7 +75,10 @@ static __always_inline void leave_idle(struct cpu_state *state, s32 cpu)
 
 	end_idle(state, now);
 	catch_up_clock(state, cpu);
-	idle_ends(state);
+	if (is_outranked(cpu))
+		lose_idle_cpu(state, cpu, idle_ends_with_claim(state));
+	else
+		idle_ends(state);
 	note_busy(state, now);
 }
 

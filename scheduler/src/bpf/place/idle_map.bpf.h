@@ -129,6 +129,13 @@ static __always_inline void idle_ends(struct cpu_state *state)
 		WRITE_ONCE(state->idle, IDLE_NOT);
 }
 
+/* As idle_ends(); whether a waker has claimed the CPU, and may not yet have sent its task here. */
+static __always_inline bool idle_ends_with_claim(struct cpu_state *state)
+{
+	/* An exchange, because a waker may claim the CPU at this moment. */
+	return idle_map_enabled && __sync_lock_test_and_set(&state->idle, IDLE_NOT) > IDLE_LAST;
+}
+
 /* A tick on a busy CPU: clear its bit, so that searches no longer look at it. */
 static __always_inline void idle_is_over(struct cpu_state *state, s32 cpu)
 {

@@ -68,7 +68,7 @@ bool leaves_cpu(const struct placement *at)
 {
 	const struct cpu_state *waker = state_of(at->waker);
 
-	return READ_ONCE(waker->sleeps_soon) &&
+	return READ_ONCE(waker->sleeps_soon) && !READ_ONCE(waker->has_no_tick) &&
 	       !scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | at->waker) &&
 	       !(has_queued(waker) && scx_bpf_dsq_nr_queued(at->waker));
 }

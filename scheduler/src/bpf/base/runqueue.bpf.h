@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * runqueue.bpf.h - what the kernel's runqueue of a CPU says.
+ *
+ * The caller holds the runqueue's lock (dispatch, running, update_idle, ...): the fields then agree
+ * with each other.
+ */
+#ifndef __MAGPIE_RUNQUEUE_BPF_H
+#define __MAGPIE_RUNQUEUE_BPF_H
+
+extern struct rq runqueues __ksym;
+
+/* How many tasks of ours are runnable on the CPU: the running one, and those that wait there. */
+static __always_inline u32 nr_runnable(s32 cpu)
+{
+	const struct rq *rq = bpf_per_cpu_ptr(&runqueues, cpu);
+
+	return rq ? rq->scx.nr_running : 0;
+}
+
+/*
+ * Return whether a task of a higher class (stop, deadline, real-time) is runnable on the CPU: it
+ * runs before any task of ours. While scx_magpie is loaded no task is of the fair class, and the
+ * kernel counts neither the idle task nor deadline servers.
+ */
+static __always_inline bool is_outranked(s32 cpu)
+{
+	const struct rq *rq = bpf_per_cpu_ptr(&runqueues, cpu);
+
+	return rq && rq->nr_running > rq->scx.nr_running;
+}
+
+#endif /* __MAGPIE_RUNQUEUE_BPF_H */
