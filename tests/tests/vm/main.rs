@@ -12,6 +12,7 @@ mod lab_patched_code;
 mod lab_scheduler;
 mod lab_topology;
 mod observe;
+mod observe_top;
 mod packages;
 mod preferred_cpus;
 mod preferred_estimate;
