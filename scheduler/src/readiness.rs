@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Result;
+use libbpf_rs::btf::Btf;
 use scx_utils::compat;
 use serde::Serialize;
 
@@ -31,7 +32,8 @@ pub fn knows_cpu_max() -> bool {
 
 /// Returns whether the kernel calls this operation, from the BTF of its `struct sched_ext_ops`.
 fn has_operation(name: &str) -> bool {
-    compat::struct_has_field("sched_ext_ops", name).unwrap_or(false)
+    // Without this question scx_utils would panic where libbpf finds no BTF, or a broken one.
+    Btf::from_vmlinux().is_ok() && compat::struct_has_field("sched_ext_ops", name).unwrap_or(false)
 }
 
 /// The facts on which it depends whether a mechanism is active.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use magpie_bench::candidate;
 use magpie_lab::{Guest, KernelChoice, SchedulerExit, kernel};
 use magpie_tests::scheduler::{
-    MAGPIE, boot_for_magpie, code_and_output, program, shell, under, words,
+    MAGPIE, PATIENCE, boot_for_magpie, code_and_output, program, shell, under, words,
 };
 use magpie_tests::{TestGuest, verifier};
 
@@ -237,5 +237,72 @@ fn check_says_what_would_be_active() -> Result<()> {
         );
         Ok(())
     })?;
+    guest.into_guest().shutdown()
+}
+
+/// Each fault of a host that `scx_magpie check` finds in files: how it is made for one process and
+/// its children, what names it, and what its remedy says.
+const FAULTS: &[(&str, &str, &str)] = &[
+    (
+        "mount -t tmpfs none /sys/kernel",
+        "was built without sched_ext",
+        "Boot a kernel that has it",
+    ),
+    (
+        "echo 6.9.1 > /tmp/release; mount --bind /tmp/release /proc/sys/kernel/osrelease; \
+         mount -t tmpfs none /sys/kernel",
+        "kernel 6.9.1 is too old",
+        "Boot a newer kernel",
+    ),
+    (
+        "head -c 100000 /sys/kernel/btf/vmlinux > /tmp/btf; \
+         mount --bind /tmp/btf /sys/kernel/btf/vmlinux",
+        "it lacks scx_bpf_select_cpu_and()",
+        "Boot that or a later kernel",
+    ),
+    (
+        "mount -t tmpfs none /sys/kernel/btf",
+        "has no BTF",
+        "Boot a kernel built with CONFIG_DEBUG_INFO_BTF",
+    ),
+    (
+        "mount -t tmpfs none /boot",
+        "is in neither /proc/config.gz nor /boot/config-",
+        "Put it at /boot/config-",
+    ),
+];
+
+/// With each fault `check` names it and the remedy, and the scheduler refuses to start for the same
+/// reason. Without the fault it starts.
+#[test]
+fn check_names_each_fault_and_its_remedy() -> Result<()> {
+    let mut guest = boot_for_magpie("tiny2", |options| {
+        options.files.push("/usr/bin/setpriv".into());
+    })?;
+    let no_permission = (
+        "set -- /bin/setpriv --no-new-privs --bounding-set=-all",
+        "no permission to load a scheduler",
+        "Run it as root",
+    );
+    for (fault, name, remedy) in FAULTS.iter().copied().chain([no_permission]) {
+        for command in ["scx_magpie check", "scx_magpie"] {
+            let script = format!("{fault}\n\"$@\" {command} 2>&1");
+            let argv = ["unshare", "-m", "sh", "-c", &script].map(String::from);
+            let mut told = Vec::new();
+            let ended = guest.exec(&argv, PATIENCE, &mut |_, bytes| {
+                told.extend_from_slice(bytes)
+            })?;
+            let told = String::from_utf8_lossy(&told);
+            ensure!(
+                ended.code == 1 && told.contains(name) && told.contains(remedy),
+                "{fault}: `{command}` ended with {} and told:\n{told}",
+                ended.code
+            );
+            if command == "scx_magpie check" {
+                println!("{fault}:\n{told}");
+            }
+        }
+    }
+    under(&mut guest, MAGPIE, work)?;
     guest.into_guest().shutdown()
 }
