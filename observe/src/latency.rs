@@ -1,6 +1,6 @@
 //! How long tasks were ready before they ran: histograms and their percentiles.
 //!
-//! [`probe`] measures them in the kernel, with BPF programs that live as long as it does.
+//! [`probe`] measures them in the kernel, with a BPF program that lives as long as it does.
 
 pub mod probe;
 mod skeleton;
@@ -35,6 +35,11 @@ impl Histogram {
         }
     }
 
+    /// Returns how many times were counted.
+    fn count(&self) -> u64 {
+        self.0.values().sum()
+    }
+
     /// Returns what was counted since an earlier state of the same histogram.
     pub fn since(&self, earlier: &Histogram) -> Histogram {
         let new = self.0.iter().map(|(slot, count)| {
@@ -48,8 +53,7 @@ impl Histogram {
     /// Returns the time, in nanoseconds, that this part of all times did not exceed; the end of its
     /// slot, so at most an eighth too much. None if nothing was counted.
     pub fn percentile(&self, part: f64) -> Option<f64> {
-        let all: u64 = self.0.values().sum();
-        let wanted = (part * all as f64).ceil() as u64;
+        let wanted = (part * self.count() as f64).ceil() as u64;
         let mut seen = 0;
         let slot = self.0.iter().find_map(|(slot, count)| {
             seen += count;

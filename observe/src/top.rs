@@ -70,7 +70,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
 
-    /// Do without the two lines of latencies, whose BPF programs run at each wakeup and switch
+    /// Do without the two lines of latencies, whose BPF program runs at each switch
     #[arg(long)]
     no_latency: bool,
 
@@ -165,12 +165,12 @@ impl Feed {
         let pause = pause_ms.clone();
         thread::spawn(move || {
             let mut object = MaybeUninit::uninit();
-            let probe = has_latency.then(|| Probe::start(&mut object));
+            let mut probe = has_latency.then(|| Probe::start(&mut object));
             loop {
                 let begin = Instant::now();
                 let mut sample = source.take();
-                if let Some(probe) = &probe {
-                    let latency = probe.as_ref().map(Probe::read);
+                if let Some(probe) = &mut probe {
+                    let latency = probe.as_mut().map(Probe::read);
                     sample.latency = match latency {
                         Ok(read) => read.map_err(|error| format!("{error:#}")),
                         Err(error) => Err(format!("{error:#}")),
@@ -188,12 +188,14 @@ impl Feed {
         Feed::Live(receiver, pause_ms)
     }
 
-    /// Gives the app what is new.
-    fn pour(&mut self, app: &mut App) -> Result<()> {
+    /// Gives the app what is new, and returns whether there was anything.
+    fn pour(&mut self, app: &mut App) -> Result<bool> {
+        let mut is_new = false;
         match self {
             Feed::Live(samples, pause_ms) => {
                 for sample in samples.try_iter() {
                     app.push(sample?);
+                    is_new = true;
                 }
                 pause_ms.store((app.interval() * 1e3) as u64, Ordering::Relaxed);
             }
@@ -201,19 +203,26 @@ impl Feed {
                 if shown.elapsed() >= app.pace() {
                     *shown = Instant::now();
                     app.advance();
+                    is_new = true;
                 }
             }
         }
-        Ok(())
+        Ok(is_new)
     }
 }
 
-/// Draws the app and obeys keys until the user quits.
+/// Draws the app and obeys keys until the user quits. Draws only what is new: drawing after each wait
+/// for a key was most of what this screen cost.
 fn show(terminal: &mut DefaultTerminal, app: &mut App, feed: &mut Feed) -> Result<()> {
+    let mut is_old = true;
     while !app.is_over() {
-        feed.pour(app)?;
-        terminal.draw(|frame| screen::draw(app, frame.area(), frame.buffer_mut()))?;
-        if event::poll(POLL)?
+        is_old |= feed.pour(app)?;
+        if is_old {
+            terminal.draw(|frame| screen::draw(app, frame.area(), frame.buffer_mut()))?;
+        }
+        // A key, or another size of the terminal.
+        is_old = event::poll(POLL)?;
+        if is_old
             && let Event::Key(key) = event::read()?
             && key.kind == KeyEventKind::Press
         {
