@@ -1,5 +1,6 @@
 //! `magpie lab`: runs a command in a guest, lists and builds kernels, lists and checks machines.
 
+mod fuzz;
 mod kernels;
 mod terminal;
 
@@ -43,6 +44,8 @@ enum Command {
     Kernel(kernels::Kernel),
     /// List the machine presets.
     Machines(Machines),
+    /// Search the schedules of a deterministic machine for one that breaks a scheduler.
+    Fuzz(fuzz::Args),
     /// Boot a machine and compare the topology that the guest sees with the machine.
     Check(Check),
 }
@@ -139,6 +142,7 @@ pub fn run(args: Args) -> Result<u8> {
         Command::Kernels(args) => kernels::list(&args),
         Command::Kernel(command) => kernels::run(&command),
         Command::Machines(machines) => list_machines(&machines),
+        Command::Fuzz(args) => fuzz::run(&args),
         Command::Check(check) => check_machine(&check),
     }
 }
@@ -163,20 +167,7 @@ fn run_command(run: &Run) -> Result<u8> {
     options.packages = run.package.clone();
     options.files = run.copy.clone();
     let scheduler = match &run.sched {
-        Some(line) => {
-            let mut argv = shell_words::split(line)
-                .with_context(|| format!("cannot read the scheduler's command: {line}"))?;
-            let name = argv.first().context("--sched is empty")?;
-            let program = find_program(name).with_context(|| {
-                format!(
-                    "there is no scheduler \"{name}\" in target/release, target/peers/bin or PATH; \
-                     build it (`cargo build --release`) or install it (`cargo install {name}`)"
-                )
-            })?;
-            argv[0] = guest_name(&program)?;
-            options.files.push(program);
-            Some(argv)
-        }
+        Some(line) => Some(scheduler_of(line, &mut options)?),
         None => None,
     };
     let mut command = run.command.clone();
@@ -236,6 +227,23 @@ fn run_command(run: &Run) -> Result<u8> {
     }
     guest.shutdown()?;
     Ok(u8::try_from(result.code).unwrap_or(u8::MAX))
+}
+
+/// Returns the words of a scheduler's command as the guest runs it, and adds its program to the
+/// guest's files.
+fn scheduler_of(line: &str, options: &mut GuestOptions) -> Result<Vec<String>> {
+    let mut argv = shell_words::split(line)
+        .with_context(|| format!("cannot read the scheduler's command: {line}"))?;
+    let name = argv.first().context("--sched is empty")?;
+    let program = find_program(name).with_context(|| {
+        format!(
+            "there is no scheduler \"{name}\" in target/release, target/peers/bin or PATH; \
+             build it (`cargo build --release`) or install it (`cargo install {name}`)"
+        )
+    })?;
+    argv[0] = guest_name(&program)?;
+    options.files.push(program);
+    Ok(argv)
 }
 
 /// Runs a command as a batch job on a deterministic machine, where every run is the same.

@@ -26,8 +26,8 @@
 //!   emulator
 //!   qemu, accelerator, vtime: plugin, fidelity, prepare()
 //!   boot
-//!   vtime: batch; guest
-//!   topology, selfcheck
+//!   vtime: batch, snapshot; guest
+//!   topology, selfcheck, fuzz
 //!   cli
 //! ```
 
@@ -37,6 +37,7 @@ mod boot;
 pub mod cli;
 mod emulator;
 pub mod files;
+pub mod fuzz;
 pub mod git;
 pub mod guest;
 mod image;

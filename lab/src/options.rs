@@ -49,6 +49,9 @@ pub struct GuestOptions {
     pub extra_qemu_args: Vec<String>,
     /// Further environment variables for QEMU.
     pub qemu_environment: Vec<(String, String)>,
+    /// Socket on which a machine in virtual time, once its guest has reached a mark, asks for seeds
+    /// ([`crate::vtime::snapshot`]).
+    pub snapshot: Option<PathBuf>,
     /// Hears of downloads and of the boot.
     pub progress: Progress,
 }
@@ -69,6 +72,7 @@ impl Default for GuestOptions {
             qemu_program: None,
             extra_qemu_args: Vec::new(),
             qemu_environment: Vec::new(),
+            snapshot: None,
             progress: Progress::default(),
         }
     }

@@ -10,18 +10,20 @@
 //!        v            plugin: built from the sources embedded here
 //!     prepare() ----> GuestOptions ----> Guest  ----> fidelity: the plugin's report
 //!                          \-----------> batch: one job, no host, every run the same
+//!                           \----------> snapshot: a job's end, again and again with other seeds
 //! ```
 
 pub mod batch;
 mod fidelity;
 mod plugin;
+pub mod snapshot;
 
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-pub use self::fidelity::{Fidelity, MemoryCounts, Served, VcpuFidelity};
+pub use self::fidelity::{Fidelity, MemoryCounts, Perturbation, Served, VcpuFidelity};
 pub use self::plugin::memory_program;
 
 use crate::emulator::{self, Emulator};
@@ -77,15 +79,16 @@ pub(crate) fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
     options
         .qemu_environment
         .push(("LD_PRELOAD".into(), path(&plugin)));
+    let mut plugin = format!(
+        "{},{},report={{folder}}/{REPORT}",
+        path(&plugin),
+        plugin_options(machine, time, threads)
+    );
+    if let Some(socket) = &options.snapshot {
+        plugin += &format!(",snapshot={}", path(socket));
+    }
     let arguments = &mut options.extra_qemu_args;
-    arguments.extend([
-        "-plugin".into(),
-        format!(
-            "{},{},report={{folder}}/{REPORT}",
-            path(&plugin),
-            plugin_options(machine, time, threads)
-        ),
-    ]);
+    arguments.extend(["-plugin".into(), plugin]);
     // A wall clock and random numbers of the host would make each run different.
     let fixed = ["-rtc", "base=2026-01-01,clock=vm", "-seed", "1"];
     arguments.extend(fixed.map(String::from));

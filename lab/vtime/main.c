@@ -92,10 +92,16 @@ static bool parse_option(const char *text)
 		options.report = strdup(value + 1);
 		return true;
 	}
+	if (value && !strncmp(text, "snapshot=", 9)) {
+		options.snapshot = strdup(value + 1);
+		return true;
+	}
 	if (value && !strncmp(text, "llc_nodes=", 10) && memory_set_nodes(value + 1))
 		return true;
 	fprintf(stderr,
-		"magpie-vtime: unknown option %s; there are: report=FILE, llc_nodes=N-N-...", text);
+		"magpie-vtime: unknown option %s; there are: report=FILE, snapshot=SOCKET, "
+		"llc_nodes=N-N-...",
+		text);
 	for (const struct number_option *o = number_options; o->name; o++)
 		fprintf(stderr, ", %s=NUMBER", o->name);
 	for (const struct number_option *o = memory_number_options; o->name; o++)
@@ -139,6 +145,11 @@ static bool check_options(void)
 			"than the window of %lld ns: lower quantum= or raise window=\n",
 			(unsigned long long)options.quantum, slowest_ns,
 			(long long)options.window_ns);
+		return false;
+	}
+	if (options.snapshot && !options.deterministic) {
+		fprintf(stderr, "magpie-vtime: snapshot= needs deterministic=1: only then do all "
+				"threads rest at a mark\n");
 		return false;
 	}
 	if (memory_fault()) {

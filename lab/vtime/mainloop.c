@@ -11,6 +11,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,11 +61,16 @@ static int real_ppoll(struct pollfd *fds, nfds_t nr, const struct timespec *time
 		      const sigset_t *mask)
 {
 	struct timespec copy;
+	int found;
 
 	/* The system call changes its timeout, and the C library's function does not. */
 	if (timeout)
 		copy = *timeout;
-	return syscall(SYS_ppoll, fds, nr, timeout ? &copy : NULL, mask, mask ? 8 : 0);
+	/* The signal of snapshot.c must not wake the main loop. */
+	do
+		found = syscall(SYS_ppoll, fds, nr, timeout ? &copy : NULL, mask, mask ? 8 : 0);
+	while (found < 0 && errno == EINTR && options.snapshot);
+	return found;
 }
 
 /* Replaces the C library's. In other threads, and without a wait, it is the system call. */

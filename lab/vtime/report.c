@@ -83,8 +83,19 @@ static void write_vcpus(FILE *f)
 	fprintf(f, "  ]\n");
 }
 
+/* Write the seed, and what followed from it since the begin mark. */
+static void write_perturbation(FILE *f)
+{
+	fprintf(f,
+		"  \"perturbation\": {\"seed\": %" PRIu64 ", \"turns\": %" PRIu64
+		", \"schedule\": \"%016" PRIx64 "\", \"stops\": %" PRIu64
+		", \"stopped_ns\": %" PRId64 "},\n",
+		perturbation.seed, perturbation.turns, perturbation.schedule, perturbation.stops,
+		perturbation.stopped_ns);
+}
+
 /* Write the report to the file of the option, or to standard error. @end says why: "running"
- * (the lab asked for it), "exit" or "hang". */
+ * (the lab asked for it), "exit", "mark" (the end mark of a seed) or "hang". */
 void report_write(const char *end)
 {
 	const double real_s = (real_now() - real_start_ns) / 1e9;
@@ -132,6 +143,8 @@ void report_write(const char *end)
 		counters.turns, quanta, counters.slow_quanta, counters.jumps, counters.timer_calls,
 		counters.notify_calls, counters.host_calls, clock_reads,
 		counters.stale_breakpoints);
+	if (perturbation.is_on)
+		write_perturbation(f);
 	if (memory_is_on())
 		write_all_memory(f);
 	write_vcpus(f);

@@ -22,6 +22,8 @@
  *	  └───────────────────────────────────────────────┘
  *	            halts, or enters a loop of work.c
  *
+ * perturb.c changes windows, the order of turns, and delays, if it is on.
+ *
  * In deterministic mode there is one turn, and the main loop excludes it: no
  * vCPU executes while the main loop works, and the main loop begins only when
  * no vCPU has the turn.
@@ -179,9 +181,31 @@ static int64_t turn_limit(const struct vcpu *v)
 {
 	const int64_t others = least_active(v), end = horizon();
 
-	if (others == NEVER || others + options.window_ns > end)
+	if (others == NEVER || others + v->window_ns > end)
 		return end;
-	return others + options.window_ns;
+	return others + v->window_ns;
+}
+
+/*
+ * Return the ready vCPU that gets the next turn, or NULL. With perturbation this is any that is
+ * within its window; the one furthest behind always is.
+ */
+static struct vcpu *next_to_run(void)
+{
+	struct vcpu *next = NULL;
+
+	if (!perturbation.is_on)
+		return furthest_behind();
+	for (size_t i = 0; i < nr_vcpus; i++) {
+		struct vcpu *v = &vcpus[i];
+
+		if (v->state != VCPU_READY)
+			continue;
+		v->window_ns = perturb_window(v);
+		if (v->local_ns < turn_limit(v) && (!next || perturb_rank(v) < perturb_rank(next)))
+			next = v;
+	}
+	return next;
 }
 
 /* Return true if no vCPU may execute because the main loop works, or wants to. */
@@ -224,7 +248,7 @@ static void dispatch(void)
 	while (!main_has_precedence() && running < options.turns) {
 		int64_t limit;
 
-		v = furthest_behind();
+		v = next_to_run();
 		if (!v)
 			break;
 		limit = turn_limit(v);
@@ -233,6 +257,7 @@ static void dispatch(void)
 		WRITE_ONCE(v->limit_ns, limit);
 		v->is_fresh = true;
 		counters.turns++;
+		perturb_note_turn(v);
 		set_state(v, VCPU_RUNNING);
 		let_look(v);
 	}
@@ -280,12 +305,18 @@ static bool wait_for_turn(struct vcpu *v)
 	return v->state == VCPU_RUNNING;
 }
 
-/* No turn goes on beyond @limit. A running vCPU sees that at its next quantum end. */
-static void shorten_turns(int64_t limit)
+/* The vCPU's turn, if it has one, does not go on beyond @limit. It sees that at its next quantum end. */
+static void shorten_turn(struct vcpu *v, int64_t limit)
+{
+	if (v->state == VCPU_RUNNING && v->limit_ns > limit)
+		WRITE_ONCE(v->limit_ns, limit);
+}
+
+/* No turn goes on beyond the horizon. */
+static void shorten_turns(void)
 {
 	for (size_t i = 0; i < nr_vcpus; i++)
-		if (vcpus[i].state == VCPU_RUNNING && vcpus[i].limit_ns > limit)
-			WRITE_ONCE(vcpus[i].limit_ns, limit);
+		shorten_turn(&vcpus[i], horizon());
 }
 
 /*
@@ -304,7 +335,8 @@ static void become_ready(struct vcpu *v, int64_t at_ns)
 	if (v->local_ns < at_ns)
 		v->local_ns = at_ns;
 	set_state(v, VCPU_READY);
-	shorten_turns(v->local_ns + options.window_ns);
+	for (size_t i = 0; i < nr_vcpus; i++)
+		shorten_turn(&vcpus[i], v->local_ns + vcpus[i].window_ns);
 }
 
 /* No vCPU has started, and every local time is the epoch. */
@@ -314,6 +346,7 @@ void turn_init(void)
 		active_ns[i] = NEVER;
 		ready_ns[i] = NEVER;
 		vcpus[i].local_ns = EPOCH_NS;
+		vcpus[i].window_ns = options.window_ns;
 	}
 }
 
@@ -334,6 +367,7 @@ bool turn_take(struct vcpu *v)
 		v->yields = false;
 		vcpu_count(v);
 		check_window(v);
+		v->local_ns += perturb_stop(v);
 		set_state(v, VCPU_READY);
 	} else if (v->state != VCPU_READY) {
 		become_ready(v, now_ns);
@@ -416,7 +450,7 @@ void turn_wake(struct vcpu *v)
 
 		if (self && self->state == VCPU_RUNNING && vcpu_local_now(self) > at)
 			at = vcpu_local_now(self);
-		become_ready(v, at);
+		become_ready(v, at + perturb_wakeup(v, at));
 		dispatch();
 	}
 	turn_unlock();
@@ -484,7 +518,7 @@ static void expect_main(void)
 	end = now_ns + options.window_ns;
 	main_state = MAIN_CALLED;
 	main_hold_ns = main_deadline_ns < end ? main_deadline_ns : end;
-	shorten_turns(main_hold_ns);
+	shorten_turns();
 }
 
 /*
@@ -498,7 +532,7 @@ void turn_main_waits(int64_t deadline_ns, int eventfd)
 {
 	turn_lock();
 	main_eventfd = eventfd;
-	main_deadline_ns = deadline_ns;
+	main_deadline_ns = deadline_ns + perturb_timer(deadline_ns);
 	if (main_renotified) {
 		/*
 		 * A vCPU notified the main loop while the main loop was busy.
@@ -511,7 +545,7 @@ void turn_main_waits(int64_t deadline_ns, int eventfd)
 	} else {
 		main_state = MAIN_WAITS;
 	}
-	shorten_turns(horizon());
+	shorten_turns();
 	dispatch();
 	turn_unlock();
 }

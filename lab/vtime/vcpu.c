@@ -213,7 +213,7 @@ bool vcpu_is_big_lock(const pthread_mutex_t *mutex)
 
 /*
  * QEMU has translated a block: add the counting, and the calls of memory.c,
- * breakpoint.c and work.c.
+ * breakpoint.c, snapshot.c and work.c.
  */
 static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
@@ -226,7 +226,8 @@ static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 						  QEMU_PLUGIN_COND_GE, entry, SCORE_END, NULL);
 	memory_watch(tb);
 	breakpoint_watch(tb);
-	if (work_is_in(tb))
+	snapshot_watch(tb);
+	if (work_has_nopl(tb, NOPL_WORK))
 		qemu_plugin_register_vcpu_tb_exec_cb(tb, work_begins, QEMU_PLUGIN_CB_NO_REGS, NULL);
 }
 

@@ -20,6 +20,8 @@
  *	breakpoint.c	breakpoints that the kernel has removed
  *	real-time.c	breakpoint.c alone, for machines in real time
  *	work.c		the instruction of programs that only keep a CPU busy
+ *	perturb.c	another schedule of the vCPUs, by a seed
+ *	snapshot.c	the machine at a mark, run again and again with other seeds
  *	smt.c		the speed of a CPU whose sibling is busy
  *	memory.c	what memory costs; memory.h names the files of the model
  *	interpose.c	the C library functions that are replaced
@@ -36,6 +38,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "qemu-api.h"
 
@@ -43,6 +46,14 @@
 #define NEVER INT64_MAX
 #define MAX_VCPUS 1024
 #define MAX_BLOCK_INSNS 512 /* QEMU's TCG_MAX_INSNS */
+
+/*
+ * Displacements of the nopl instructions by which programs talk to the plugin. No compiler
+ * pads code with them.
+ */
+#define NOPL_WORK 0x4d41574b /* work.c */
+#define NOPL_BEGIN 0x4d41574c /* snapshot.c */
+#define NOPL_END 0x4d41574d
 
 /* Virtual time begins here, because QEMU subtracts from clocks. */
 #define EPOCH_NS 1000000000000LL
@@ -58,6 +69,7 @@ struct options {
 	unsigned int tsc_mhz; /* frequency of the x86 time stamp counter */
 	unsigned int hang_s; /* real seconds without progress until the machine is ended */
 	const char *report; /* file for the report; NULL: standard error */
+	const char *snapshot; /* socket of the lab that sends seeds; NULL: marks mean nothing */
 };
 
 enum vcpu_state {
@@ -75,6 +87,7 @@ struct vcpu {
 	uint32_t seen_release; /* the last general release that it followed */
 	bool asleep; /* sleeps on turn_word */
 	int64_t limit_ns; /* its turn ends here */
+	int64_t window_ns; /* how far its turn may be ahead of the other vCPUs */
 
 	/* Written by the vCPU's own thread; local_ns is read by the others. */
 	int64_t local_ns; /* local time at the last count */
@@ -114,6 +127,17 @@ struct counters {
 	uint64_t broken; /* a vCPU was found more than a block beyond the end of its turn */
 	int64_t beyond_max_ns; /* how far beyond the end at most, blocks included */
 	int64_t late_max_ns; /* how late a timer was served at most */
+};
+
+/* The perturbation since the begin mark. Written under turn.c's lock. */
+struct perturbation {
+	bool is_on;
+	bool has_begun; /* the first stop was made */
+	uint64_t seed;
+	uint64_t turns; /* turns given since */
+	uint64_t schedule; /* fingerprint of these turns */
+	uint64_t stops; /* of vCPUs */
+	int64_t stopped_ns;
 };
 
 /* An option of the plugin whose value is a number. */
@@ -185,7 +209,20 @@ int64_t real_now(void);
 void breakpoint_watch(struct qemu_plugin_tb *tb);
 
 /* work.c */
-bool work_is_in(const struct qemu_plugin_tb *tb);
+bool work_has_nopl(const struct qemu_plugin_tb *tb, uint32_t displacement);
+
+/* perturb.c */
+extern struct perturbation perturbation;
+void perturb_start(uint64_t seed);
+int64_t perturb_window(const struct vcpu *v);
+uint64_t perturb_rank(const struct vcpu *v);
+int64_t perturb_stop(const struct vcpu *v);
+int64_t perturb_wakeup(const struct vcpu *v, int64_t at_ns);
+int64_t perturb_timer(int64_t deadline_ns);
+void perturb_note_turn(const struct vcpu *v);
+
+/* snapshot.c */
+void snapshot_watch(struct qemu_plugin_tb *tb);
 
 /* smt.c */
 uint32_t smt_cost_ps(const struct vcpu *v);
@@ -211,6 +248,8 @@ void report_write(const char *end);
 
 /* watchdog.c */
 void watchdog_start(void);
+void watchdog_pause(void);
+pid_t watchdog_tid(void);
 
 /* interpose.c */
 void futex_wait(uint32_t *word, uint32_t value);

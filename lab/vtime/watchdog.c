@@ -23,6 +23,8 @@
 #define LOOKS_PER_SECOND 20
 
 static volatile sig_atomic_t report_wanted;
+static volatile bool is_paused;
+static pid_t tid;
 
 /* On SIGUSR2. A signal's handler cannot write the report: sleep_second() does. */
 static void want_report(int signal)
@@ -66,11 +68,12 @@ static void *watch(void *unused)
 	uint64_t last = 0;
 
 	(void)unused;
+	__atomic_store_n(&tid, syscall(SYS_gettid), __ATOMIC_RELEASE);
 	for (;;) {
 		const uint64_t now = progress();
 
 		sleep_second();
-		if (now != last) {
+		if (now != last || is_paused) {
 			last = now;
 			stalled_s = 0;
 			continue;
@@ -93,6 +96,18 @@ static void *watch(void *unused)
 	return NULL;
 }
 
+/* The machine stands still from here on, and that is no hang. A new watchdog watches again. */
+void watchdog_pause(void)
+{
+	is_paused = true;
+}
+
+/* Return the number of the watchdog's thread. */
+pid_t watchdog_tid(void)
+{
+	return __atomic_load_n(&tid, __ATOMIC_ACQUIRE);
+}
+
 /* Start the watchdog's thread, and take SIGUSR2. */
 void watchdog_start(void)
 {
@@ -100,6 +115,7 @@ void watchdog_start(void)
 	sigset_t all, old;
 	pthread_t thread;
 
+	is_paused = false;
 	sigaction(SIGUSR2, &action, NULL);
 	/* The watchdog's thread inherits this mask: signals go to QEMU's threads. */
 	sigfillset(&all);

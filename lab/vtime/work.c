@@ -19,21 +19,20 @@
 
 #include "vtime.h"
 
-/* A nopl whose displacement no compiler pads code with. */
-static const unsigned char work[] = { 0x0f, 0x1f, 0x80, 0x4b, 0x57, 0x41, 0x4d };
-
-/* Return true if this block has the instruction. */
-bool work_is_in(const struct qemu_plugin_tb *tb)
+/* Return true if this block has the nopl with this displacement. */
+bool work_has_nopl(const struct qemu_plugin_tb *tb, uint32_t displacement)
 {
 	const size_t nr = qemu_plugin_tb_n_insns(tb);
+	unsigned char wanted[7] = { 0x0f, 0x1f, 0x80 };
 
+	memcpy(wanted + 3, &displacement, sizeof(displacement));
 	for (size_t i = 0; i < nr; i++) {
 		const struct qemu_plugin_insn *insn = qemu_plugin_tb_get_insn(tb, i);
-		unsigned char bytes[sizeof(work)];
+		unsigned char bytes[sizeof(wanted)];
 
-		if (qemu_plugin_insn_size(insn) == sizeof(work) &&
+		if (qemu_plugin_insn_size(insn) == sizeof(wanted) &&
 		    qemu_plugin_insn_data(insn, bytes, sizeof(bytes)) == sizeof(bytes) &&
-		    !memcmp(bytes, work, sizeof(work)))
+		    !memcmp(bytes, wanted, sizeof(wanted)))
 			return true;
 	}
 	return false;

@@ -14,6 +14,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use super::{Fidelity, REPORT, plugin, prepare};
 use crate::boot;
 use crate::options::{Accelerator, GuestOptions};
+use crate::qemu::Qemu;
 
 /// Most bytes of a job. The kernel's command line has room for 2048, which the job, in base64,
 /// shares with the lab's words.
@@ -43,20 +44,7 @@ pub struct Outcome {
 /// When the job is too long for the kernel's command line, or the machine does not boot, run the
 /// job and power off in time.
 pub fn run(options: &GuestOptions, job: &str, timeout: Duration) -> Result<Outcome> {
-    ensure!(
-        job.len() <= LONGEST_JOB,
-        "the job has {} bytes, a batch guest takes {LONGEST_JOB}: put it into a file and copy that",
-        job.len()
-    );
-    let mut options = prepare(options)?;
-    let init = plugin::batch_init(&options.progress)?;
-    options.files.push(init);
-    options.kernel_cmdline.extend([
-        "rdinit=/bin/vtime-batch".to_string(),
-        format!("magpie.job={}", BASE64.encode(job)),
-    ]);
-    let kernel = options.kernel.resolve(&options.progress)?;
-    let qemu = boot::start(&options, &kernel, Accelerator::Tcg)?;
+    let qemu = start(options, job)?;
     let name = &options.machine.name;
     options.progress.say(&format!("running on {name}"));
     // No agent connects to the socket of this QEMU, which does not wait for one.
@@ -77,6 +65,24 @@ pub fn run(options: &GuestOptions, job: &str, timeout: Duration) -> Result<Outco
         output,
         fidelity: Fidelity::read(&qemu.folder().join(REPORT))?,
     })
+}
+
+/// Boots a machine whose init runs `job`. Returns while it still boots.
+pub(super) fn start(options: &GuestOptions, job: &str) -> Result<Qemu> {
+    ensure!(
+        job.len() <= LONGEST_JOB,
+        "the job has {} bytes, a batch guest takes {LONGEST_JOB}: put it into a file and copy that",
+        job.len()
+    );
+    let mut options = prepare(options)?;
+    let init = plugin::batch_init(&options.progress)?;
+    options.files.push(init);
+    options.kernel_cmdline.extend([
+        "rdinit=/bin/vtime-batch".to_string(),
+        format!("magpie.job={}", BASE64.encode(job)),
+    ]);
+    let kernel = options.kernel.resolve(&options.progress)?;
+    boot::start(&options, &kernel, Accelerator::Tcg)
 }
 
 /// Returns a job that starts a scheduler, runs a command under it and stops it. The job's exit code

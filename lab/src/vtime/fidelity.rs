@@ -15,7 +15,8 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(30);
 /// The plugin's report. Counts begin with the machine's start.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Fidelity {
-    /// Why the report was written: "running" (the lab asked for it), "exit" or "hang".
+    /// Why the report was written: "running" (the lab asked for it), "exit", "mark" (the
+    /// end mark of a seed) or "hang".
     pub end: String,
     /// The guest's architecture, as QEMU names it.
     pub target: String,
@@ -69,11 +70,29 @@ pub struct Fidelity {
     /// Breakpoints that a vCPU would have executed after the kernel had removed them
     /// (`breakpoint.c`).
     pub stale_breakpoints: u64,
+    /// The perturbation by a seed; `None` without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perturbation: Option<Perturbation>,
     /// Misses of all CPUs, and what they cost; `None` for a machine without memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryCounts>,
     /// One entry for each vCPU.
     pub vcpus: Vec<VcpuFidelity>,
+}
+
+/// What followed from a seed since the guest's begin mark (`lab/vtime/perturb.c`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Perturbation {
+    /// The seed.
+    pub seed: u64,
+    /// Turns given to vCPUs.
+    pub turns: u64,
+    /// Fingerprint of these turns: which vCPU began when. Equal for equal schedules.
+    pub schedule: String,
+    /// How often a vCPU was stopped.
+    pub stops: u64,
+    /// Virtual nanoseconds that all stops took together.
+    pub stopped_ns: i64,
 }
 
 /// Counts of one vCPU.

@@ -32,6 +32,8 @@ sources!(
     "turn.c",
     "vcpu.c",
     "work.c",
+    "perturb.c",
+    "snapshot.c",
     "breakpoint.c",
     "real-time.c",
     "mainloop.c",
@@ -54,6 +56,7 @@ sources!(
     "check/vtime-check.c",
     "check/memory-check.c",
     "check/vtime-batch",
+    "check/vtime-mark.c",
 );
 
 /// Returns the plugin. The first call builds it.
@@ -75,6 +78,11 @@ pub fn check_program(progress: &Progress) -> Result<PathBuf> {
 /// Returns the self-check of a machine's memory, which runs in a guest.
 pub fn memory_program(progress: &Progress) -> Result<PathBuf> {
     Ok(built(progress)?.join("memory-check"))
+}
+
+/// Returns the program that marks the part of a run which is repeated.
+pub fn mark_program(progress: &Progress) -> Result<PathBuf> {
+    Ok(built(progress)?.join("vtime-mark"))
 }
 
 /// Returns the script that is the init of a batch guest.

@@ -6,6 +6,7 @@ mod bench_agreement;
 mod bench_candidates;
 mod bench_trial;
 mod bench_verdicts;
+mod lab_fuzz;
 mod lab_guest;
 mod lab_kernel;
 mod lab_patched_code;
