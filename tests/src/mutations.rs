@@ -392,7 +392,10 @@ mod tests {
         }
         let mut text = String::new();
         for entry in fs::read_dir(path)? {
-            text += &fs::read_to_string(entry?.path())?;
+            let path = entry?.path();
+            if path.is_file() {
+                text += &fs::read_to_string(path)?;
+            }
         }
         Ok(text)
     }
