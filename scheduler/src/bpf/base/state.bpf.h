@@ -94,7 +94,7 @@ struct task_state {
 	u64 avg_burst; /* its moving average */
 	u64 rate; /* virtual ns per ns, see portable/weight.h */
 	u64 nice_rate; /* the same without cgroups */
-	u64 custom_slice; /* asked for with sched_setattr(2), ns, or 0 */
+	u64 slice; /* how long it runs at a time, ns */
 	u32 weight; /* of its nice value */
 	u32 counted; /* weight with which its cgroup counts it as active, or 0 */
 	u32 cgroup; /* its slot in cgroup_states[] */
@@ -107,6 +107,7 @@ struct task_state {
 	s32 migrates_to; /* 1 + the CPU that was claimed for it, or 0; see place/spread.bpf.h */
 	bool shares_core; /* its core was shared at its last tick */
 	bool yielded; /* do not keep it running */
+	bool has_custom_slice; /* asked for with sched_setattr(2) */
 };
 
 struct {

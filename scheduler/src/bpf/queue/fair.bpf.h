@@ -90,28 +90,40 @@ static __always_inline bool is_idle_policy(const struct task_state *ts)
  */
 static __always_inline void note_custom_slice(const struct task_struct *p, struct task_state *ts)
 {
-	u64 slice = p->se.custom_slice ? p->se.slice : 0;
 	u64 longest = LONGEST_CUSTOM_SLICE * slice_ns;
 
-	ts->custom_slice = slice < longest ? slice : longest;
+	if (!custom_slice_enabled)
+		return;
+
+	ts->has_custom_slice = p->se.custom_slice;
+	if (!ts->has_custom_slice)
+		ts->slice = slice_ns;
+	else
+		ts->slice = p->se.slice < longest ? p->se.slice : longest;
 }
 
 /* For how long the task runs before the next one has its turn, ns. */
 static __always_inline u64 slice_of(const struct task_state *ts)
 {
-	return custom_slice_enabled && ts->custom_slice ? ts->custom_slice : slice_ns;
+	return custom_slice_enabled ? ts->slice : slice_ns;
 }
 
 /*
- * The task's request as virtual time, see request_of(). A slice that was asked for is the request,
- * as under EEVDF: it says when the task is due, and changes nothing about its share.
+ * Return whether the task asks for two slices. A slice that a user asked for is the
+ * request, as under EEVDF: it says when the task is due, and changes nothing about its share.
  */
+static __always_inline bool asks_for_two(const struct task_state *ts)
+{
+	if (custom_slice_enabled && ts->has_custom_slice)
+		return false;
+
+	return is_cpu_bound(ts) || is_idle_policy(ts);
+}
+
+/* The task's request as virtual time, see request_of(). */
 static __always_inline u64 request(const struct task_state *ts)
 {
-	if (custom_slice_enabled && ts->custom_slice)
-		return request_of(ts->custom_slice, false, ts->rate);
-
-	return request_of(slice_ns, is_cpu_bound(ts) || is_idle_policy(ts), ts->rate);
+	return request_of(slice_of(ts), asks_for_two(ts), ts->rate);
 }
 
 static __always_inline u64 deadline_of(const struct task_state *ts)
