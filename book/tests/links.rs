@@ -8,7 +8,7 @@ use html5gum::{Token, Tokenizer};
 use mdbook_driver::MDBook;
 use walkdir::WalkDir;
 
-/// What a page offers to links, and what it links to.
+/// The anchors that a page offers to links, and the links of the page.
 #[derive(Default)]
 struct Page {
     ids: BTreeSet<String>,

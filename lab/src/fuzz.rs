@@ -40,9 +40,9 @@ pub struct Fuzzer {
 pub struct Trial {
     /// The seed.
     pub seed: u64,
-    /// What the run showed.
+    /// The verdict of the run.
     pub verdict: Verdict,
-    /// What the guest printed.
+    /// The guest's output.
     pub report: String,
     /// Turns and stops of the vCPUs, unless the run exceeded its limit.
     pub perturbation: Option<Perturbation>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What an access to memory costs.
+ * The cost of an access to memory.
  *
  * QEMU calls load(), store() or locked() for each access of translated code. Most
  * accesses end in the vCPU's front, a filter by virtual address. A line in the front

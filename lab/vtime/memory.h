@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What memory costs: declarations that the files of the model share.
+ * The cost of memory: declarations that the files of the model share.
  *
  *	insn.c		which instructions are strings, are locked, or change the address space
  *	memory.c	an access of translated code: is it free, and if not, what does it cost?

@@ -18,9 +18,9 @@ use crate::topology::Topology;
 pub struct Sample {
     /// When it was taken, in seconds since 1970.
     pub at: f64,
-    /// What the scheduler tells, or why there is nothing.
+    /// The scheduler's answer, or why there is none.
     pub status: std::result::Result<Status, String>,
-    /// What the kernel says of sched_ext.
+    /// The kernel's state of sched_ext.
     pub sched_ext: SchedExt,
     /// Where the online CPUs are. A recording has it apart.
     #[serde(skip)]
@@ -33,7 +33,7 @@ pub struct Sample {
     pub latency: std::result::Result<Latency, String>,
 }
 
-/// What a sample says in which no one measured latencies.
+/// The reason in a sample in which no one measured latencies.
 fn not_measured() -> std::result::Result<Latency, String> {
     Err("latencies are not measured".into())
 }

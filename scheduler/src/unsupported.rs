@@ -1,4 +1,4 @@
-//! What the kernel's own scheduler can do and scx_magpie cannot, for `scx_magpie check`.
+//! Features of the kernel's own scheduler that scx_magpie lacks, for `scx_magpie check`.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use serde::Serialize;
 pub struct Unsupported {
     /// As the kernel's documentation names it.
     pub feature: &'static str,
-    /// What happens instead.
+    /// The behaviour in its place.
     pub effect: &'static str,
     /// Where this machine is set up to use the feature, as far as its files say.
     pub in_use: Option<String>,

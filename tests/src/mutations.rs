@@ -52,7 +52,7 @@ impl Finder {
 /// A fault: in a file of the tree, a text that occurs once is replaced by another one.
 #[derive(Clone, Copy, Debug)]
 pub struct Mutation {
-    /// What is then wrong.
+    /// The fault, in words.
     pub fault: &'static str,
     /// From the root of the tree.
     pub file: &'static str,

@@ -72,7 +72,7 @@ struct Shared {
     is_over: AtomicBool,
 }
 
-/// What the waker saw.
+/// The findings of the waker.
 #[derive(Default)]
 struct Seen {
     /// How often the task woke on which CPU.

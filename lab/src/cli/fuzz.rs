@@ -125,7 +125,7 @@ fn after_help() -> String {
         magpie lab fuzz ./mine.sh --machine vt8 --seeds 1-1000 --json found.json"
 }
 
-/// What the seeds of one scenario showed.
+/// The verdicts on the seeds of one scenario.
 struct Search {
     scenario: Scenario,
     boot_seconds: f64,

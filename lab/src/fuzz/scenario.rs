@@ -70,7 +70,7 @@ impl Scenario {
         &self.name
     }
 
-    /// What it does, in one line; empty if the script does not say.
+    /// Its purpose, in one line; empty if the script does not say.
     pub fn about(&self) -> &str {
         let line = self
             .script

@@ -1,4 +1,4 @@
-//! What the run of a seed showed, from what its guest printed.
+//! The verdict on the run of a seed, from the output of its guest.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use crate::vtime::snapshot::{End, Run};
 /// Begins the lines of the harness that are for this module: `fuzz: RESULT`.
 const MARK: &str = "fuzz: ";
 
-/// What the run of a seed showed. All but [`Verdict::Holds`] are violations.
+/// The verdict on the run of a seed. All but [`Verdict::Holds`] are violations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -63,7 +63,7 @@ impl Verdict {
     }
 }
 
-/// What the guest printed, without the lines for this module and without empty ones.
+/// The guest's output, without the lines for this module and without empty ones.
 pub fn report(console: &str) -> String {
     console
         .lines()

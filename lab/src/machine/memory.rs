@@ -36,7 +36,7 @@ pub struct Memory {
     /// Bytes that a core, an LLC and a node's memory serve in a time (`lab/vtime/bandwidth.c`).
     #[serde(default)]
     pub bandwidth: Bandwidth,
-    /// What mode switches cost (`lab/vtime/mode.c`).
+    /// The cost of mode switches (`lab/vtime/mode.c`).
     #[serde(default)]
     pub switch_ns: Switch,
     /// Translations that a CPU keeps (`lab/vtime/tlb.c`). Without it, it keeps all.

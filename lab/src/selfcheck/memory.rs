@@ -58,7 +58,7 @@ pub struct MemoryCheck {
     pub switches: Vec<Figure>,
 }
 
-/// What a figure is measured in.
+/// The unit of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unit {
     /// Nanoseconds of virtual time.
@@ -85,9 +85,9 @@ pub struct Figure {
     pub what: String,
     /// Of `measured` and `predicted`.
     pub unit: Unit,
-    /// What the guest measured.
+    /// The figure that the guest measured.
     pub measured: f64,
-    /// What the machine's table predicts.
+    /// The figure that the machine's table predicts.
     pub predicted: f64,
     /// How far they may be apart, in percent of the prediction.
     pub tolerance_percent: f64,

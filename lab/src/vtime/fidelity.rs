@@ -80,7 +80,7 @@ pub struct Fidelity {
     pub vcpus: Vec<VcpuFidelity>,
 }
 
-/// What followed from a seed since the guest's begin mark (`lab/vtime/perturb.c`).
+/// The schedule that followed from a seed since the guest's begin mark (`lab/vtime/perturb.c`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Perturbation {
     /// The seed.

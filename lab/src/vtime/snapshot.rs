@@ -48,7 +48,7 @@ pub enum End {
 pub struct Run {
     /// How it ended.
     pub end: End,
-    /// What the guest wrote to its console.
+    /// The text that the guest wrote to its console.
     pub console: String,
     /// The plugin's report, of a run that did not exceed its limit.
     pub fidelity: Option<Fidelity>,

@@ -7,7 +7,7 @@ use crate::sample::Source;
 /// Makes metrics of samples, and tells on standard error when the scheduler comes or goes.
 pub struct Exporter {
     source: Source,
-    /// What was told last: why there is no answer, or that there is one.
+    /// The last message: why there is no answer, or that there is one.
     told: Option<Result<(), String>>,
 }
 

@@ -63,7 +63,7 @@ impl Number {
 pub struct Family {
     /// The name, without the unit and without the `_total` of a counter.
     pub name: String,
-    /// What it means.
+    /// Its meaning.
     pub help: String,
     /// The unit, which ends the name.
     pub unit: Option<Unit>,

@@ -22,7 +22,7 @@ use crate::topology::Topology;
 /// The widths of cells, the widest first.
 const WIDTHS: [u16; 3] = [5, 2, 1];
 
-/// What the heat of a CPU is.
+/// The unit of a CPU's heat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// A part, which is written as percent or as tenths.
@@ -56,7 +56,7 @@ pub struct HeatMap<'a> {
     /// The heat of each CPU: a part from 0 to 1, or a number of tasks. One that is missing is not
     /// known.
     pub heat: &'a BTreeMap<usize, f64>,
-    /// What the heat is.
+    /// The unit of the heat.
     pub unit: Unit,
     /// Whether a CPU is preferred.
     pub is_preferred: &'a dyn Fn(usize) -> bool,

@@ -51,13 +51,13 @@ struct Rate {
     label: &'static str,
     /// The number that is written and drawn as a sparkline; no number if nothing happened.
     value: fn(&Moment) -> f64,
-    /// What the number is.
+    /// The unit of the number.
     unit: Unit,
-    /// What stands beside the sparkline.
+    /// The figures beside the sparkline.
     parts: Parts,
 }
 
-/// What the number of a line is.
+/// The unit of a line's number.
 #[derive(Clone, Copy, PartialEq)]
 enum Unit {
     /// Events for each second.

@@ -1,4 +1,4 @@
-//! What a trace consists of, independent of how it is recorded and stored.
+//! The events of a trace, independent of how it is recorded and stored.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ pub struct Event {
     pub cpu: u32,
     /// The task that ran there.
     pub current: i32,
-    /// What happened.
+    /// The kind of event.
     pub what: What,
 }
 

@@ -48,7 +48,7 @@ struct Told {
     lasts: bool,
     /// Why it waited there.
     why: String,
-    /// What was decided while it waited.
+    /// The decisions about the task while it waited.
     then: Vec<String>,
     /// Which tasks ran meanwhile on the CPUs for which it waited, longest first.
     ran: Vec<Share>,
@@ -108,7 +108,7 @@ pub fn explain(recording: &Recording, pid: i32, most: usize) -> Result<Explanati
     })
 }
 
-/// What ran on a CPU from a time on.
+/// The task that ran on a CPU from a time on.
 struct Run {
     begin: u64,
     pid: i32,

@@ -1,4 +1,4 @@
-//! What is said of a wait.
+//! Explanations of waits.
 
 use std::collections::BTreeMap;
 

@@ -26,7 +26,7 @@ use crate::topology::{Topology, parse_list};
 /// How often the ring buffer is emptied.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What was recorded.
+/// The recorded events.
 #[derive(Debug)]
 pub struct Recording {
     /// The events in order of time.

@@ -50,7 +50,7 @@ pub struct Preemption {
     pub by: Task,
 }
 
-/// What an event changed.
+/// The change that an event made.
 #[derive(Debug, Default)]
 pub struct Change {
     /// How many tasks wait now for these CPUs.
@@ -68,7 +68,7 @@ pub struct Waiting {
     counts: HashMap<u32, usize>,
     /// The running task of a CPU, and since when.
     running: HashMap<u32, (i32, u64)>,
-    /// Who is waking a task, and the decision about it: from sched_waking to sched_wakeup.
+    /// The waker of a task, and the decision about the task: from sched_waking to sched_wakeup.
     waking: HashMap<i32, (i32, Option<Decision>)>,
 }
 
