@@ -178,7 +178,7 @@ pub const MUTATIONS: &[Mutation] = &[
         fault: "a second task is sent to a vCPU that the host took",
         file: "scheduler/src/bpf/portable/placement.h",
         old: " && (old <= IDLE_LAST || !nr_sent_to(cpu));",
-        new: ";",
+        new: " && (old <= IDLE_LAST || nr_sent_to(cpu) < 1000);",
         finder: Native("placement", "a_vcpu_that_the_host_took"),
     },
     Mutation {

@@ -2,7 +2,8 @@
 //! time, and runs the test that must find each. `make mutants` runs it.
 //!
 //! Without `--vm` only the mutations that native tests find. With words, only mutations in whose
-//! description all of them occur. The exit code is 1 if a test did not find its mutation.
+//! description all of them occur. The exit code is 1 if a test did not find its mutation, or if a
+//! mutant was not built.
 
 use std::fs;
 use std::path::Path;
@@ -40,23 +41,27 @@ fn main() -> Result<ExitCode> {
     for mutation in &chosen {
         let began = Instant::now();
         ensure!(
-            passes(mutation.finder, copy.path(), &target)?,
-            "{:?} fails without a mutation",
+            run_test(mutation.finder, copy.path(), &target)? == Outcome::Passed,
+            "{:?} does not pass without a mutation",
             mutation.finder
         );
         let before = mutation.apply(copy.path())?;
-        let survived = passes(mutation.finder, copy.path(), &target)?;
+        let outcome = run_test(mutation.finder, copy.path(), &target)?;
         fs::write(copy.path().join(mutation.file), before).context("undo the mutation")?;
-        missed += u32::from(survived);
+        missed += u32::from(outcome != Outcome::Failed);
         println!(
             "{}  {} ({:?}, {:.0} s)",
-            if survived { "SURVIVED" } else { "found   " },
+            match outcome {
+                Outcome::Failed => "found    ",
+                Outcome::Passed => "SURVIVED ",
+                Outcome::NotBuilt => "NOT BUILT",
+            },
             mutation.fault,
             mutation.finder,
             began.elapsed().as_secs_f64()
         );
     }
-    println!("{} mutations, {missed} survived", chosen.len());
+    println!("{} mutations, {missed} not found", chosen.len());
     Ok(match missed {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,
@@ -88,21 +93,33 @@ fn copy_tree(tree: &Path, copy: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs a test in the copy; whether it passes. A mutant that cannot be built has not been found by
-/// the test, and is an error.
-fn passes(finder: Finder, copy: &Path, target: &Path) -> Result<bool> {
+/// How a test in the copy ended.
+#[derive(PartialEq, Eq)]
+enum Outcome {
+    Passed,
+    Failed,
+    /// The compiler refuses the mutant, which says nothing of the test.
+    NotBuilt,
+}
+
+/// Builds a test in the copy, and runs it.
+fn run_test(finder: Finder, copy: &Path, target: &Path) -> Result<Outcome> {
     let cargo = |arguments: &[&str]| {
-        Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
             .args(arguments)
             .current_dir(copy)
             .env("CARGO_TARGET_DIR", target)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            .status()
-            .context("run cargo")
+            .status();
+        anyhow::Ok(status.context("run cargo")?.success())
     };
     let arguments = finder.cargo_arguments();
-    let build = [&arguments[..], &["--no-run"]].concat();
-    ensure!(cargo(&build)?.success(), "cannot build for {finder:?}");
-    Ok(cargo(&arguments)?.success())
+    if !cargo(&[&arguments[..], &["--no-run"]].concat())? {
+        return Ok(Outcome::NotBuilt);
+    }
+    Ok(match cargo(&arguments)? {
+        true => Outcome::Passed,
+        false => Outcome::Failed,
+    })
 }
