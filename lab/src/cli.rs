@@ -3,9 +3,10 @@
 mod fuzz;
 mod kernels;
 mod terminal;
+mod vm;
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,9 +14,9 @@ use magpie_guest::Stream;
 use serde_json::json;
 
 use crate::cli::terminal::{Spinner, write_json};
+use crate::cli::vm::{Vm, guest_name, scheduler_of};
 use crate::files::find_program;
 use crate::guest::{Guest, explain};
-use crate::kernel::KernelChoice;
 use crate::machine::{Machine, Memory};
 use crate::options::GuestOptions;
 use crate::progress::Progress;
@@ -48,23 +49,6 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Boot a machine and compare the topology that the guest sees with the machine.
     Check(Check),
-}
-
-#[derive(Debug, clap::Args)]
-struct Vm {
-    /// Preset (see `magpie lab machines`) or path of a machine's TOML file.
-    #[arg(long, value_name = "NAME|FILE", default_value = "tiny2")]
-    machine: String,
-    /// Series of a stock kernel or name of a built one (see `magpie lab kernels`), or path of a
-    /// bzImage [default: the newest series].
-    #[arg(long, value_name = "SERIES|NAME|FILE")]
-    kernel: Option<String>,
-    /// Configuration of a kernel that is given as a file. libbpf needs it to load schedulers.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Seconds of real time that the guest may take to boot.
-    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
-    boot_timeout: u64,
 }
 
 /// Boots a guest, starts a scheduler in it, runs a command and returns the command's exit code.
@@ -147,19 +131,6 @@ pub fn run(args: Args) -> Result<u8> {
     }
 }
 
-impl Vm {
-    /// Returns the options of a guest that these arguments describe.
-    fn options(&self, spinner: &Spinner) -> Result<GuestOptions> {
-        Ok(GuestOptions {
-            machine: Machine::find(&self.machine)?,
-            kernel: KernelChoice::parse(self.kernel.as_deref(), self.config.as_deref())?,
-            boot_timeout: Duration::from_secs(self.boot_timeout),
-            progress: spinner.progress(),
-            ..GuestOptions::default()
-        })
-    }
-}
-
 /// `magpie lab run`: boots, runs the command, and returns its exit code.
 fn run_command(run: &Run) -> Result<u8> {
     let spinner = Spinner::new();
@@ -229,23 +200,6 @@ fn run_command(run: &Run) -> Result<u8> {
     Ok(u8::try_from(result.code).unwrap_or(u8::MAX))
 }
 
-/// Returns the words of a scheduler's command as the guest runs it, and adds its program to the
-/// guest's files.
-fn scheduler_of(line: &str, options: &mut GuestOptions) -> Result<Vec<String>> {
-    let mut argv = shell_words::split(line)
-        .with_context(|| format!("cannot read the scheduler's command: {line}"))?;
-    let name = argv.first().context("--sched is empty")?;
-    let program = find_program(name).with_context(|| {
-        format!(
-            "there is no scheduler \"{name}\" in target/release, target/peers/bin or PATH; \
-             build it (`cargo build --release`) or install it (`cargo install {name}`)"
-        )
-    })?;
-    argv[0] = guest_name(&program)?;
-    options.files.push(program);
-    Ok(argv)
-}
-
 /// Runs a command as a batch job on a deterministic machine, where every run is the same.
 fn run_deterministic(
     run: &Run,
@@ -298,12 +252,6 @@ fn to_copy(command: &str, packages: &[String], progress: &Progress) -> Result<Op
              name the Debian package that has it with --package"
         ),
     }
-}
-
-/// Returns the path in the guest of a program that is copied there.
-fn guest_name(program: &Path) -> Result<String> {
-    let name = program.file_name().context("a program has a file name")?;
-    Ok(format!("/bin/{}", name.to_string_lossy()))
 }
 
 /// `magpie lab machines`: lists the presets.

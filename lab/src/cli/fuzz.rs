@@ -8,9 +8,8 @@ use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
-use super::Vm;
-use super::scheduler_of;
 use super::terminal::{Spinner, write_json};
+use super::vm::{Vm, scheduler_of};
 use crate::files::find_program;
 use crate::fuzz::{Fuzzer, Scenario, Trial, Verdict};
 use crate::options::GuestOptions;
