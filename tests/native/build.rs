@@ -64,6 +64,7 @@ fn main() {
         .file("c/arithmetic_shim.c")
         .file("c/fair_shim.c")
         .file("c/governor_shim.c")
+        .file("c/perf_shim.c")
         .file("c/placement_shim.c")
         .compile("magpie_arithmetic");
 

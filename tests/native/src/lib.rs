@@ -11,6 +11,7 @@
 //! - [`shares`]: the shares of cgroups
 //! - [`bandwidth`]: the limits of cgroups
 //! - [`governor`]: how many cores a guest should use
+//! - [`perf`]: what performance a CPU asks for
 //! - [`placement`]: where a woken task runs, and which CPUs are idle
 //! - [`contention`]: the benchmark behind `docs/sparsemask.md`
 //!
@@ -22,6 +23,7 @@ pub mod bandwidth;
 pub mod contention;
 pub mod fair;
 pub mod governor;
+pub mod perf;
 pub mod placement;
 pub mod shares;
 pub mod sparsemask;
