@@ -88,6 +88,12 @@ pub struct Cpu {
     pub search_remote_ns: u64,
     /// Scans of other LLCs on behalf of its own LLC.
     pub turns: u64,
+    /// Utilisation, of 1024, the capacity of the fastest CPU.
+    pub utilisation: u64,
+    /// Performance that it asks for, of 1024.
+    pub perf_target: u64,
+    /// How often it asked.
+    pub targets_set: u64,
 }
 
 /// The share and throttling of one cgroup.

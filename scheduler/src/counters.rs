@@ -113,6 +113,12 @@ metrics! {
         throttle_ns = magpie_event_EVENT_THROTTLE_NS, "Time for which they were throttled, in nanoseconds";
         park = magpie_event_EVENT_PARK, "Tasks parked, because their cgroup was throttled";
     }
+    "frequency" {
+        target_set = magpie_event_EVENT_TARGET_SET, "Performance targets set";
+        target_raise = magpie_event_EVENT_TARGET_RAISE, "Performance targets that were higher than before";
+        target_idle = magpie_event_EVENT_TARGET_IDLE, "Performance targets set to nothing by idle CPUs";
+        target_limited = magpie_event_EVENT_TARGET_LIMITED, "Performance targets not set, because the CPU had set others shortly before";
+    }
     "preferred" {
         backoff = magpie_event_EVENT_BACKOFF, "Tasks moved away from CPUs that are not preferred";
     }
@@ -124,7 +130,7 @@ impl Metrics {
         self.steal_sibling + self.steal_llc + self.steal_node + self.steal_remote
     }
 
-    /// Writes one line for each mechanism; the cgroups' lines only if there is something to say.
+    /// Writes one line for each mechanism; some lines only if there is something to say.
     ///
     /// # Errors
     /// When the output cannot be written.
@@ -186,6 +192,14 @@ impl Metrics {
                 self.throttle,
                 self.throttle_ns / 1000 / self.throttle.max(1),
                 self.park
+            )?;
+        }
+        if self.target_set > 0 || self.target_limited > 0 {
+            writeln!(
+                output,
+                "frequency  {} performance targets set, {} of them higher than before, {} to nothing by \
+                 idle CPUs; {} not set so soon",
+                self.target_set, self.target_raise, self.target_idle, self.target_limited
             )?;
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! The measurements of each CPU: how long it idles, how much its searches for work cost, and how
-//! often it scanned other LLCs on balance duty.
+//! The measurements of each CPU: how long it idles, how much its searches for work cost, how often
+//! it scanned other LLCs on balance duty, and what performance it asks for.
 //!
 //! The gate of stealing compares the first two. `scx_magpie cpus` prints them, to show why a CPU
 //! does or does not search beyond its LLC.
@@ -34,11 +34,35 @@ pub struct CpuStatus {
     pub search_remote_ns: u64,
     #[stat(desc = "Scans of other LLCs that it made on balance duty, for all CPUs of its LLC")]
     pub turns: u64,
+    #[stat(
+        desc = "Utilisation when last measured, of 1024, the capacity of the fastest CPU; 0 without the mechanism frequency"
+    )]
+    pub utilisation: u64,
+    #[stat(desc = "Performance target, of 1024, as the kernel has it; 0: asks for nothing")]
+    pub perf_target: u64,
+    #[stat(desc = "Performance targets set since the start")]
+    pub targets_set: u64,
+}
+
+/// What a CPU asks for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Performance {
+    /// Of 1024.
+    pub utilisation: u64,
+    /// Of 1024.
+    pub target: u64,
+    /// How often it was set.
+    pub targets_set: u64,
 }
 
 impl CpuStatus {
     /// Makes a status of the BPF side's numbers; `search_ns` has the cost at each distance.
-    pub fn new(avg_idle_ns: u64, search_ns: [u64; NR_DISTANCES], turns: u64) -> CpuStatus {
+    pub fn new(
+        avg_idle_ns: u64,
+        search_ns: [u64; NR_DISTANCES],
+        turns: u64,
+        performance: Performance,
+    ) -> CpuStatus {
         let [
             search_sibling_ns,
             search_llc_ns,
@@ -52,6 +76,9 @@ impl CpuStatus {
             search_node_ns,
             search_remote_ns,
             turns,
+            utilisation: performance.utilisation,
+            perf_target: performance.target,
+            targets_set: performance.targets_set,
         }
     }
 }
@@ -73,18 +100,20 @@ impl CpusStatus {
     pub fn tell<W: Write>(&self, output: &mut W) -> io::Result<()> {
         writeln!(
             output,
-            "average in ns     idle    search: sibling      LLC     node   remote    turns"
+            "average in ns     idle    search: sibling      LLC     node   remote    turns     used    target"
         )?;
         for (number, cpu) in &self.cpus {
             writeln!(
                 output,
-                "CPU {number:<6} {:>11} {:>18} {:>8} {:>8} {:>8} {:>8}",
+                "CPU {number:<6} {:>11} {:>18} {:>8} {:>8} {:>8} {:>8} {:>8} {:>9}",
                 cpu.avg_idle_ns,
                 cpu.search_sibling_ns,
                 cpu.search_llc_ns,
                 cpu.search_node_ns,
                 cpu.search_remote_ns,
-                cpu.turns
+                cpu.turns,
+                cpu.utilisation,
+                cpu.perf_target
             )?;
         }
         Ok(())
@@ -98,7 +127,20 @@ mod tests {
     #[test]
     fn the_table_has_a_line_for_each_cpu_in_columns() {
         let status = CpusStatus {
-            cpus: [(3, CpuStatus::new(700_000, [1, 22, 333, 4_444], 55_555))].into(),
+            cpus: [(
+                3,
+                CpuStatus::new(
+                    700_000,
+                    [1, 22, 333, 4_444],
+                    55_555,
+                    Performance {
+                        utilisation: 102,
+                        target: 115,
+                        targets_set: 7,
+                    },
+                ),
+            )]
+            .into(),
         };
         let mut text = Vec::new();
         status.tell(&mut text).unwrap();
@@ -109,7 +151,9 @@ mod tests {
         let words: Vec<&str> = lines[1].split_whitespace().collect();
         assert_eq!(
             words,
-            ["CPU", "3", "700000", "1", "22", "333", "4444", "55555"]
+            [
+                "CPU", "3", "700000", "1", "22", "333", "4444", "55555", "102", "115"
+            ]
         );
     }
 }

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::cgroups::{CgroupStatus, CgroupsStatus};
 use crate::counters::{Metrics, NR_EVENTS};
-use crate::cpus::{CpuStatus, CpusStatus};
+use crate::cpus::{CpuStatus, CpusStatus, Performance};
 use crate::preferred::PreferredStatus;
 use crate::stats::{Answer, Request, server_data};
 
@@ -39,7 +39,20 @@ fn answer(server: &StatsServer<Request, Answer>, has_preferred: bool) -> JoinHan
                     ..PreferredStatus::default()
                 })),
                 Request::Cpus => Answer::Cpus(CpusStatus {
-                    cpus: [(1, CpuStatus::new(700_000, [1, 22, 333, 4_444], 5))].into(),
+                    cpus: [(
+                        1,
+                        CpuStatus::new(
+                            700_000,
+                            [1, 22, 333, 4_444],
+                            5,
+                            Performance {
+                                utilisation: 102,
+                                target: 115,
+                                targets_set: 7,
+                            },
+                        ),
+                    )]
+                    .into(),
                 }),
                 Request::Cgroups => Answer::Cgroups(CgroupsStatus {
                     cgroups: [("/a".to_string(), limited())].into(),

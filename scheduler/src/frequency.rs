@@ -1,11 +1,13 @@
-//! Who decides how fast the CPUs run. scx_magpie leaves that alone; `scx_magpie check` says what
-//! follows from it.
+//! Who decides how fast the CPUs run. Under the governor schedutil scx_magpie asks for performance
+//! (mechanism "frequency"); `scx_magpie check` and the log say whether it does.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use serde::Serialize;
+
+use crate::options::Settings;
 
 /// The driver and the governors of the CPUs' frequencies.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -14,8 +16,24 @@ pub struct Frequency {
     drivers: BTreeSet<String>,
     /// As in `scaling_governor`.
     governors: BTreeSet<String>,
+}
+
+/// The same, and what it means for scx_magpie.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct FrequencyReport {
+    /// Driver and governors.
+    #[serde(flatten)]
+    pub found: Frequency,
     /// What that means for scx_magpie, with the remedy.
     pub note: &'static str,
+}
+
+impl FrequencyReport {
+    /// Judges what was found, for a start with these settings.
+    pub fn new(found: Frequency, settings: &Settings) -> FrequencyReport {
+        let note = found.note(settings.asks_for_performance(found.has_schedutil()));
+        FrequencyReport { found, note }
+    }
 }
 
 impl Frequency {
@@ -30,18 +48,24 @@ impl Frequency {
                 .collect()
         };
         let (drivers, governors) = (values("scaling_driver"), values("scaling_governor"));
-        let note = match (drivers.is_empty(), governors.contains("schedutil")) {
-            (true, _) => "the kernel has no driver for it; the host or the firmware decides",
-            (false, true) => {
-                "schedutil stays at the highest frequency, because scx_magpie asks for none. To save \
-                 power, let the CPU's load decide: cpupower frequency-set -g ondemand"
+        Frequency { drivers, governors }
+    }
+
+    /// Returns whether the governor of some CPU follows the scheduler.
+    pub fn has_schedutil(&self) -> bool {
+        self.governors.contains("schedutil")
+    }
+
+    /// Returns what that means for a scx_magpie that asks for performance, or does not.
+    pub fn note(&self, asks: bool) -> &'static str {
+        match (self.drivers.is_empty(), self.has_schedutil(), asks) {
+            (true, ..) => "the kernel has no driver for it; the host or the firmware decides",
+            (false, true, true) => "schedutil follows what scx_magpie asks for",
+            (false, true, false) => {
+                "schedutil stays at the highest frequency, because scx_magpie asks for none. Leave \
+                 --no-frequency out, or let the CPU's load decide: cpupower frequency-set -g ondemand"
             }
-            (false, false) => "it does not depend on the scheduler",
-        };
-        Frequency {
-            drivers,
-            governors,
-            note,
+            (false, false, _) => "it does not depend on the scheduler",
         }
     }
 
@@ -69,24 +93,27 @@ mod tests {
     }
 
     #[test]
-    fn schedutil_comes_with_a_remedy() {
+    fn schedutil_follows_or_comes_with_a_remedy() {
         let found = with(&[("acpi-cpufreq", "schedutil"), ("acpi-cpufreq", "schedutil")]);
         assert_eq!(found.names(), "acpi-cpufreq, schedutil, ");
-        assert!(found.note.contains("-g ondemand"), "{found:?}");
+        assert!(found.has_schedutil());
+        assert!(found.note(true).contains("follows"), "{found:?}");
+        assert!(found.note(false).contains("-g ondemand"), "{found:?}");
         let mixed = with(&[
             ("acpi-cpufreq", "performance"),
             ("acpi-cpufreq", "schedutil"),
         ]);
-        assert_eq!(mixed.note, found.note);
+        assert_eq!(mixed.note(true), found.note(true));
     }
 
     #[test]
     fn other_governors_and_no_driver_are_no_concern() {
         let found = with(&[("intel_pstate", "powersave")]);
         assert_eq!(found.names(), "intel_pstate, powersave, ");
-        assert!(found.note.contains("does not depend"), "{found:?}");
+        assert!(found.note(true).contains("does not depend"), "{found:?}");
         let none = with(&[]);
         assert_eq!(none.names(), "");
-        assert!(none.note.contains("no driver"), "{none:?}");
+        assert!(!none.has_schedutil() && !found.has_schedutil());
+        assert!(none.note(false).contains("no driver"), "{none:?}");
     }
 }

@@ -20,6 +20,7 @@ use crate::bpf_intf::magpie_limits_FAST_CAPACITY;
 use crate::bpf_skel::{BpfSkel, BpfSkelBuilder, OpenBpfSkel, types};
 use crate::cgroups;
 use crate::check;
+use crate::frequency::Frequency;
 use crate::libbpf_log;
 use crate::options::Settings;
 use crate::preferred::Change;
@@ -49,6 +50,11 @@ pub fn load<'a>(
     let rodata = skel.maps.rodata_data.as_mut().context(NO_CONSTANTS)?;
     configure(rodata, settings);
     rodata.preferred_enabled = settings.loads_preferred(is_virtual_machine(Path::new("/")));
+    let frequency = Frequency::of(Path::new("/"));
+    rodata.frequency_enabled = settings.asks_for_performance(frequency.has_schedutil());
+    if !settings.switches.no_frequency {
+        info!("frequency: {}", frequency.note(rodata.frequency_enabled));
+    }
     describe(rodata, &tables);
     if rodata.idle_map_enabled {
         // The idle map is used instead of the kernel's own masks of idle CPUs.

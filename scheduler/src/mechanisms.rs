@@ -221,6 +221,15 @@ mechanisms! {
         Whole(no_cpu_max) clears cpu_max_enabled;
     }
 
+    /// Each CPU asks for the performance that it uses
+    "frequency" in ["power/frequency.bpf.h"] {
+        /// Leave out performance targets: under the governor schedutil each CPU keeps its highest
+        /// frequency
+        ///
+        /// Where no CPU has that governor, targets are left out without this option, too.
+        Whole(no_frequency) clears frequency_enabled;
+    }
+
     /// A guest uses only as many CPUs as its host gives
     "preferred" in ["guest/preferred.bpf.h", "guest/monitor.bpf.h", "guest/late_ticks.bpf.h"] {
         /// Leave out preferred CPUs altogether, so that they cannot be set later either

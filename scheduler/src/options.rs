@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use anyhow::{Context, Result};
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use scx_utils::build_id;
 
 use crate::flags::flags;
@@ -102,6 +102,19 @@ pub struct Settings {
     #[arg(long, value_name = "auto|off|CPUS", default_value = "auto")]
     pub preferred: Preferred,
 
+    /// Ask for performance where it is of use: auto, or on: everywhere
+    ///
+    /// auto: where a CPU has the frequency governor schedutil when the scheduler starts. on: also
+    /// where nothing follows, to see in `scx_magpie cpus` what each CPU would ask for.
+    #[arg(
+        long,
+        value_name = "WHERE",
+        default_value = "auto",
+        value_enum,
+        hide_possible_values = true
+    )]
+    pub frequency: FrequencyUse,
+
     /// Choose how the scheduler learns the time that the host takes
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub steal_source: StealSource,
@@ -142,7 +155,21 @@ flags! {
     }
 }
 
+/// Where CPUs ask for performance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FrequencyUse {
+    /// Where a governor follows.
+    Auto,
+    /// Everywhere.
+    On,
+}
+
 impl Settings {
+    /// Returns whether CPUs ask for performance. Where no governor follows, that would be of no use.
+    pub fn asks_for_performance(&self, has_schedutil: bool) -> bool {
+        !self.switches.no_frequency && (has_schedutil || self.frequency == FrequencyUse::On)
+    }
+
     /// Returns whether preferred CPUs are loaded, so that they can be set at any time.
     ///
     /// On a real machine nothing takes time away, so there they are loaded only if the user chose
@@ -170,7 +197,8 @@ pub enum Action {
         #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
         json: Option<PathBuf>,
     },
-    /// Print what each CPU has measured: how long it idles, what its searches for work cost
+    /// Print what each CPU has measured: how long it idles, what its searches for work cost, how busy
+    /// it is
     ///
     /// A CPU searches other LLCs for work only if it idles for longer than such searches have taken
     /// so far.

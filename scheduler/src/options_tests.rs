@@ -96,3 +96,14 @@ fn the_modes_of_scx_loader_are_valid_options() {
     }
     assert_eq!(modes.len(), 5);
 }
+
+#[test]
+fn performance_is_asked_for_where_a_governor_follows() {
+    let asks = |arguments: &[&str], has_schedutil| {
+        let options = Options::parse_from(["scx_magpie"].iter().chain(arguments));
+        options.settings.asks_for_performance(has_schedutil)
+    };
+    assert!(asks(&[], true) && !asks(&[], false));
+    assert!(asks(&["--frequency=on"], false) && asks(&["--frequency=auto"], true));
+    assert!(!asks(&["--no-frequency", "--frequency=on"], true));
+}

@@ -13,7 +13,7 @@ use scx_utils::compat;
 use serde::Serialize;
 
 use crate::check::Host;
-use crate::frequency::Frequency;
+use crate::frequency::{Frequency, FrequencyReport};
 use crate::mechanisms::{Extent, MECHANISMS, Mechanism};
 use crate::options::Settings;
 use crate::topology::{self, Tables};
@@ -45,6 +45,7 @@ struct Facts {
     knows_cpu_weight: bool,
     knows_cpu_max: bool,
     is_virtual_machine: bool,
+    has_schedutil: bool,
 }
 
 impl Facts {
@@ -58,6 +59,7 @@ impl Facts {
             knows_cpu_weight: knows_cpu_weight(),
             knows_cpu_max: knows_cpu_max(),
             is_virtual_machine: is_virtual_machine(Path::new("/")),
+            has_schedutil: Frequency::of(Path::new("/")).has_schedutil(),
         })
     }
 
@@ -81,6 +83,11 @@ impl Facts {
                 "this is no virtual machine, so no host takes CPU time away; --preferred loads it \
                  all the same",
             ),
+            "frequency" => (
+                settings.asks_for_performance(self.has_schedutil),
+                "no CPU has the frequency governor schedutil, so nothing follows; --frequency on loads \
+                 it all the same",
+            ),
             _ => (true, ""),
         };
         (!is_met).then_some(obstacle)
@@ -97,7 +104,7 @@ pub struct Readiness {
     /// The sched_ext scheduler that runs now, as the kernel names it.
     running_scheduler: Option<String>,
     /// Who decides how fast the CPUs run.
-    frequency: Frequency,
+    frequency: FrequencyReport,
     /// One entry for each mechanism.
     mechanisms: Vec<Activity>,
     /// What only the kernel's own scheduler can do.
@@ -158,7 +165,7 @@ impl Readiness {
             can_run: obstacles.is_empty(),
             obstacles,
             running_scheduler: host.running_scheduler(),
-            frequency: Frequency::of(&host.root),
+            frequency: FrequencyReport::new(Frequency::of(&host.root), settings),
             mechanisms: activities(settings, &facts),
             unsupported: Unsupported::all(&host.root),
         })
@@ -190,7 +197,7 @@ impl Readiness {
             }
         }
         let frequency = &self.frequency;
-        let names = frequency.names();
+        let names = frequency.found.names();
         writeln!(output, "\nCPU frequency: {names}{}", frequency.note)?;
         writeln!(output, "\nNot supported:")?;
         for one in &self.unsupported {
@@ -225,6 +232,7 @@ mod tests {
             knows_cpu_weight: true,
             knows_cpu_max: true,
             is_virtual_machine: true,
+            has_schedutil: true,
         }
     }
 
@@ -253,6 +261,7 @@ mod tests {
             nr_llcs: 1,
             has_smt: false,
             is_virtual_machine: false,
+            has_schedutil: false,
             ..large()
         };
         let found = idle(&[], &one);
@@ -263,6 +272,7 @@ mod tests {
             "spread",
             "balance",
             "push",
+            "frequency",
             "preferred",
         ];
         assert_eq!(names(&found), expected);
@@ -310,7 +320,10 @@ mod tests {
             can_run: false,
             obstacles: vec!["first\nsecond".into()],
             running_scheduler: None,
-            frequency: Frequency::of(Path::new("/no-such-folder")),
+            frequency: FrequencyReport::new(
+                Frequency::of(Path::new("/no-such-folder")),
+                &options.settings,
+            ),
             mechanisms: activities(&options.settings, &old),
             unsupported: Unsupported::all(Path::new("/no-such-folder")),
         };

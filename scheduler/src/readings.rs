@@ -10,7 +10,10 @@ use crate::bpf_intf;
 use crate::bpf_skel::types;
 use crate::cgroups::{self, CgroupStatus, CgroupsStatus};
 use crate::counters::{Metrics, NR_EVENTS};
-use crate::cpus::{CpuStatus, CpusStatus};
+use crate::cpus::{CpuStatus, CpusStatus, Performance};
+
+/// As in `bpf/portable/perf.h`: utilisation has more bits than a performance target.
+const UTILISATION_SHIFT: u32 = 10;
 
 /// Reads a value that the kernel may change at the same time.
 pub fn read<T: Copy>(from: &T) -> T {
@@ -36,10 +39,16 @@ pub fn cpus(bss: &types::bss) -> CpusStatus {
     let cpus = states
         .filter(|(_, state)| read(&state.is_online) != 0)
         .map(|(number, state)| {
+            let event = |event: u32| read(&state.events[event as usize]);
             let status = CpuStatus::new(
                 read(&state.avg_idle),
                 state.steal_cost.each_ref().map(read),
-                read(&state.events[bpf_intf::magpie_event_EVENT_TURN as usize]),
+                event(bpf_intf::magpie_event_EVENT_TURN),
+                Performance {
+                    utilisation: u64::from(read(&state.utilisation)) >> UTILISATION_SHIFT,
+                    target: u64::from(read(&state.perf_target)),
+                    targets_set: event(bpf_intf::magpie_event_EVENT_TARGET_SET),
+                },
             );
             (number, status)
         })

@@ -46,7 +46,7 @@ impl Unsupported {
             ),
             (
                 "utilization clamping (uclamp)",
-                "no effect on where a task runs or on the CPU's frequency",
+                "no effect on where a task runs; the CPU's frequency follows it under the governor schedutil",
                 (!clamps.is_empty()).then(|| clamps.join(", ")),
             ),
             (

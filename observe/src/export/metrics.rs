@@ -196,7 +196,27 @@ fn cpus(cpus: &BTreeMap<usize, Cpu>, topology: &Topology) -> Vec<Family> {
             "Scans of the other LLCs that the CPU made on behalf of its own LLC",
             each(|cpu| Number::Count(cpu.turns)),
         ),
+        family(
+            "cpu_utilisation_ratio",
+            "Utilisation of the CPU, of the capacity of the fastest CPU",
+            each(|cpu| Number::Gauge(of_capacity(cpu.utilisation))),
+        ),
+        family(
+            "cpu_perf_target_ratio",
+            "Performance that the CPU asks for, of the capacity of the fastest CPU",
+            each(|cpu| Number::Gauge(of_capacity(cpu.perf_target))),
+        ),
+        family(
+            "cpu_perf_targets",
+            "Performance targets that the CPU has set",
+            each(|cpu| Number::Count(cpu.targets_set)),
+        ),
     ]
+}
+
+/// Returns a performance, of 1024, as a part of 1.
+fn of_capacity(performance: u64) -> f64 {
+    performance as f64 / 1024.0
 }
 
 /// Returns which CPUs are preferred, and how many of the machine and of each LLC.

@@ -87,6 +87,10 @@ enum magpie_event {
 	EVENT_THROTTLE, /* cgroup used up its budget (cpu.max) */
 	EVENT_THROTTLE_NS, /* time for which cgroups were throttled, ns */
 	EVENT_PARK, /* task of a throttled cgroup parked */
+	EVENT_TARGET_SET, /* performance target of a CPU set */
+	EVENT_TARGET_RAISE, /* set higher; counted as TARGET_SET, too */
+	EVENT_TARGET_IDLE, /* set to nothing by an idle CPU; counted as TARGET_SET, too */
+	EVENT_TARGET_LIMITED, /* not set, because the last one was set too short a time ago */
 	NR_EVENTS,
 };
 

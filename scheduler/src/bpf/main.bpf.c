@@ -32,6 +32,7 @@
  *   place/fork.bpf.h          fork: in which LLC a new task's search begins
  *   place/wakeup.bpf.h        wakeup: where a woken task runs
  *   place/spread.bpf.h        spread: a running task finds an idle core
+ *   power/frequency.bpf.h     frequency: what performance a CPU asks for
  *   balance/avg_idle.bpf.h    steal: how long this CPU idles
  *   balance/steal.bpf.h       steal: an idle CPU takes a waiting task
  *   balance/balance.bpf.h     balance: busy CPUs even out
@@ -63,6 +64,7 @@ UEI_DEFINE(uei);
 #include "portable/governor.h"
 #include "portable/idle_map.h"
 #include "portable/llc_order.h"
+#include "portable/perf.h"
 #include "portable/placement.h"
 #include "portable/shares.h"
 #include "portable/sparsemask.h"
@@ -89,6 +91,7 @@ UEI_DEFINE(uei);
 #include "place/fork.bpf.h"
 #include "place/wakeup.bpf.h"
 #include "place/spread.bpf.h"
+#include "power/frequency.bpf.h"
 #include "balance/avg_idle.bpf.h"
 #include "balance/steal.bpf.h"
 #include "balance/balance.bpf.h"
@@ -162,6 +165,7 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 	forget_preemption(state);
 	idle_policy_begins(state, cpu, p);
 	note_running(state, now);
+	perf_task_begins(state, cpu, p, ts, now);
 	stop_if_throttled(p, ts, cpu);
 }
 
@@ -202,6 +206,7 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 
 	if (ts) {
 		ts->ticks++;
+		perf_tick(state, cpu, p, ts);
 		publish_clock(state, ts, cpu);
 		end_if_throttled(p, ts);
 	}
@@ -338,6 +343,7 @@ void BPF_STRUCT_OPS(magpie_cgroup_move, struct task_struct *p, struct cgroup *fr
 void BPF_STRUCT_OPS(magpie_cpu_release, s32 cpu, struct scx_cpu_release_args *args)
 {
 	lose_cpu(state_of(cpu), cpu);
+	perf_lost(state_of(cpu), cpu, args);
 }
 
 /*
@@ -369,6 +375,8 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(magpie_init)
 	err = err ?: create_taken_timers();
 	if (!err && hrtick_enabled)
 		err = create_hrticks();
+	if (!err && frequency_enabled)
+		err = start_perf();
 	if (!err && cpu_weight_enabled)
 		err = start_shares();
 	if (!err && preferred_enabled)

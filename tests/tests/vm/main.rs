@@ -25,6 +25,7 @@ mod scheduler_bandwidth;
 mod scheduler_cgroup;
 mod scheduler_fairness;
 mod scheduler_fork;
+mod scheduler_frequency;
 mod scheduler_offer;
 mod scheduler_preempt;
 mod scheduler_push;

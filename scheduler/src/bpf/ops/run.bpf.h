@@ -65,6 +65,7 @@ static __always_inline void enter_idle(struct cpu_state *state, s32 cpu)
 	note_waiting(cpu, 0);
 	idle_begins(state, cpu);
 	note_idle(state, now);
+	perf_idle_begins(state);
 	rescue_at_idle(state, cpu);
 }
 
@@ -73,6 +74,7 @@ static __always_inline void leave_idle(struct cpu_state *state, s32 cpu)
 {
 	u64 now = rq_now(cpu);
 
+	perf_idle_ends(state, now);
 	end_idle(state, now);
 	catch_up_clock(state, cpu);
 	if (is_outranked(cpu))

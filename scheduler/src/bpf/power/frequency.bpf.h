@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * frequency.bpf.h - mechanism "frequency": each CPU asks for the performance that it uses.
+ *
+ * Idea (schedutil, Linux kernel/sched/cpufreq_schedutil.c): the scheduler knows how busy a CPU is
+ * and tells the frequency governor. Under a sched_ext scheduler the governor uses the CPU's
+ * performance target instead of the kernel's own utilisation. The kernel sets that to the maximum
+ * when the scheduler starts. A scheduler that sets none keeps every CPU at its highest frequency.
+ *
+ *   a task begins to run, 2 ms after the last look; or a tick
+ *        |
+ *   utilisation := moving average of busy time, portable/perf.h
+ *   no idle time for a tick?               --yes--> utilisation := all of the CPU
+ *        |
+ *   wanted := utilisation; for a CPU hog all; for a task of negative nice at least half
+ *   wanted := within the task's uclamp
+ *        |
+ *   a step away from the target, and not too soon? --yes--> scx_bpf_cpuperf_set()
+ *
+ *   a real-time or deadline task takes the CPU     -------> all
+ *
+ *   a CPU goes idle with a target -> the timer, unless it is set
+ *                                      |
+ *   for each CPU that idles with a target, for 20 ms ------> nothing
+ *   some CPU idles with a target, but not for so long? ----> the timer again
+ *
+ * The target has no margin, because the governor itself adds a quarter. A CPU without idle time
+ * asks for everything, because how much its tasks would use is not known.
+ *
+ * A CPU that goes idle keeps its target for a moment, because a load of 60 frames a second would
+ * otherwise change it twice a frame. One timer for the machine lowers the targets of all CPUs that
+ * idle for longer. A timer for each CPU would wake each of them from deep sleep. The timer is not
+ * pinned, so the kernel lets it expire on a busy CPU when it is set again by an idle one. A CPU in
+ * deep sleep has no frequency of its own to lower; the CPUs that share its frequency need to know.
+ *
+ * Each look is in the CPU's own memory; a switch between looks costs three comparisons and a sum.
+ * The timer also writes another CPU's target. A CPU that leaves idle meanwhile reads what the
+ * kernel has at its next look.
+ *
+ * What it does not do: choose CPUs by their frequency, or know that CPUs share one. The governor
+ * takes the highest target of the CPUs that do. A real-time task that begins on an idle CPU is not
+ * seen here; the governor itself knows of it.
+ */
+#ifndef __MAGPIE_FREQUENCY_BPF_H
+#define __MAGPIE_FREQUENCY_BPF_H
+
+const volatile bool frequency_enabled = true;
+
+/* How often a CPU that switches looks at its utilisation, at most. */
+#define LOOK_INTERVAL_NS 2000000ULL
+
+/* Without idle time for this long a CPU is saturated: two ticks of a kernel of 250 Hz. */
+#define SATURATED_NS 3500000ULL
+
+/* A CPU that has idled for this long asks for nothing, */
+#define IDLE_HOLD_NS 20000000ULL
+
+/* once the timer finds it. */
+#define SWEEP_INTERVAL_NS 40000000ULL
+
+/* The kernel's types, which not every vmlinux.h has: a kernel may lack CONFIG_UCLAMP_TASK. */
+struct uclamp_se___perf {
+	unsigned int value : 11;
+	unsigned int bucket_id : 3;
+	unsigned int active : 1;
+} __attribute__((preserve_access_index));
+
+struct task_struct___perf {
+	struct uclamp_se___perf uclamp_req[2];
+	struct uclamp_se___perf uclamp[2];
+} __attribute__((preserve_access_index));
+
+struct sweep_timer {
+	struct bpf_timer timer;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct sweep_timer);
+} sweep_timers SEC(".maps");
+
+/* A line of its own: each CPU that goes idle reads it, and it changes twice a sweep. */
+struct {
+	u32 is_set;
+} sweep __attribute__((aligned(64)));
+
+/*
+ * One of a task's clamps, 0 the minimum and 1 the maximum. The effective value contains those of
+ * the cgroup and of the system, but the kernel sets it only once any clamp is in use.
+ */
+#define uclamp_of(p, id)                                              \
+	(BPF_CORE_READ_BITFIELD((p), uclamp[id].active)               \
+		 ? (u32)BPF_CORE_READ_BITFIELD((p), uclamp[id].value) \
+		 : (u32)BPF_CORE_READ_BITFIELD((p), uclamp_req[id].value))
+
+/* Return the target that the kernel has. */
+static __always_inline u32 target_of(s32 cpu)
+{
+	const struct rq *rq = bpf_per_cpu_ptr(&runqueues, cpu);
+
+	return rq ? rq->scx.cpuperf_target : 0;
+}
+
+static __always_inline void set_target(struct cpu_state *state, s32 cpu, u32 perf)
+{
+	scx_bpf_cpuperf_set(cpu, perf);
+	count_event(state, EVENT_TARGET_SET, 1);
+	if (perf > state->perf_target)
+		count_event(state, EVENT_TARGET_RAISE, 1);
+	state->perf_target = perf;
+}
+
+/* Set the target if that is a step, and not too soon. */
+static __always_inline void want_perf(struct cpu_state *state, s32 cpu, u32 wanted, u32 capacity,
+				      u64 now)
+{
+	if (!is_perf_step(state->perf_target, wanted, capacity))
+		return;
+
+	if (may_set_target(&state->target_due, now, wanted > state->perf_target))
+		set_target(state, cpu, wanted);
+	else
+		count_event(state, EVENT_TARGET_LIMITED, 1);
+}
+
+/* Measure the utilisation since the last look. */
+static __always_inline void measure(struct cpu_state *state, s32 cpu, u32 capacity, u64 now)
+{
+	u64 span = now - state->looked_at;
+	u64 idle = state->idled - state->idled_when_looked;
+	u64 busy = span > idle ? span - idle : 0;
+
+	if (state->looked_at)
+		state->utilisation = utilisation_after(
+			state->utilisation,
+			level_of(busy, span, capacity, scx_bpf_cpuperf_cur(cpu)), span);
+	state->looked_at = now;
+	state->idled_when_looked = state->idled;
+	state->next_look = now + LOOK_INTERVAL_NS;
+}
+
+/* A tick: a CPU that has not idled since the one before is saturated. */
+static __always_inline void find_saturation(struct cpu_state *state, u32 capacity, u64 now)
+{
+	if (state->idled != state->idled_at_tick) {
+		state->idled_at_tick = state->idled;
+		state->no_idle_since = now;
+	} else if (now - state->no_idle_since >= SATURATED_NS) {
+		state->utilisation = capacity << UTILISATION_SHIFT;
+	}
+}
+
+/* The least performance with which a task should run, clamps aside. */
+static __always_inline u32 least_perf(const struct task_struct *p, const struct task_state *ts,
+				      u32 capacity)
+{
+	if (is_hog(ts))
+		return capacity;
+
+	/* Kernel threads of negative nice are many, and few of them are in a hurry. */
+	if (ts->nice_rate < NICE_0_RATE && !(p->flags & PF_KTHREAD))
+		return capacity / 2;
+
+	return 0;
+}
+
+/* Look at the CPU and at the task that runs, and ask for what they need. */
+static __noinline void look_at_load(struct cpu_state *state, s32 cpu, const struct task_struct *p,
+				    struct task_state *ts, u64 now)
+{
+	const struct task_struct___perf *clamped = (const void *)p;
+	u32 capacity = scx_bpf_cpuperf_cap(cpu);
+	u32 least, most = PERF_ONE, floor = 0, wanted;
+
+	state->perf_target = target_of(cpu);
+	measure(state, cpu, capacity, now);
+	if (bpf_core_field_exists(clamped->uclamp_req)) {
+		floor = uclamp_of(clamped, 0);
+		most = uclamp_of(clamped, 1);
+	}
+
+	least = least_perf(p, ts, capacity);
+	wanted = state->utilisation >> UTILISATION_SHIFT;
+	if (wanted < PERF_NONE)
+		wanted = 0;
+	if (wanted < least)
+		wanted = least;
+	ts->least_perf = clamp_perf(least > floor ? least : floor, 0, most);
+	wanted = clamp_perf(wanted, floor, most);
+
+	/*
+	 * A kernel thread that has seen no tick raises nothing: it mostly runs for microseconds, and
+	 * would ask for what tasks of a lower uclamp use here.
+	 */
+	if (p->flags & PF_KTHREAD && !ts->ticks && wanted > state->perf_target)
+		return;
+
+	want_perf(state, cpu, wanted, capacity, now);
+}
+
+/* A task begins to run. */
+static __always_inline void perf_task_begins(struct cpu_state *state, s32 cpu,
+					     const struct task_struct *p, struct task_state *ts,
+					     u64 now)
+{
+	if (frequency_enabled && (now >= state->next_look || ts->least_perf > state->perf_target))
+		look_at_load(state, cpu, p, ts, now);
+}
+
+/* A tick while a task of ours runs. */
+static __always_inline void perf_tick(struct cpu_state *state, s32 cpu, const struct task_struct *p,
+				      struct task_state *ts)
+{
+	u64 now;
+
+	if (!frequency_enabled)
+		return;
+
+	now = rq_now(cpu);
+	find_saturation(state, scx_bpf_cpuperf_cap(cpu), now);
+	look_at_load(state, cpu, p, ts, now);
+}
+
+/*
+ * A task of a higher class took the CPU from a task of ours. The kernel's stopper threads, which
+ * migrate tasks, are none that are in a hurry.
+ */
+static __always_inline void perf_lost(struct cpu_state *state, s32 cpu,
+				      const struct scx_cpu_release_args *args)
+{
+	u32 capacity;
+
+	if (!frequency_enabled ||
+	    (args->reason != SCX_CPU_PREEMPT_RT && args->reason != SCX_CPU_PREEMPT_DL))
+		return;
+
+	capacity = scx_bpf_cpuperf_cap(cpu);
+	want_perf(state, cpu, capacity, capacity, rq_now(cpu));
+}
+
+/* Set the timer, unless another CPU has. */
+static __noinline void start_sweep(void)
+{
+	struct sweep_timer *timer;
+	u32 key = 0;
+
+	if (__sync_lock_test_and_set(&sweep.is_set, 1))
+		return;
+
+	timer = bpf_map_lookup_elem(&sweep_timers, &key);
+	if (!timer || bpf_timer_start(&timer->timer, SWEEP_INTERVAL_NS, 0))
+		WRITE_ONCE(sweep.is_set, 0);
+}
+
+/* The CPU goes idle: if it has a target, the timer will lower that. */
+static __always_inline void perf_idle_begins(const struct cpu_state *state)
+{
+	if (frequency_enabled && state->perf_target && !READ_ONCE(sweep.is_set))
+		start_sweep();
+}
+
+/* Before the idle period is forgotten: see end_idle(). */
+static __always_inline void perf_idle_ends(struct cpu_state *state, u64 now)
+{
+	if (frequency_enabled && state->idle_since)
+		state->idled += now - state->idle_since;
+}
+
+/* Have an idle CPU ask for nothing. Returns whether it idles with a target still. */
+static __always_inline bool lower_idle_cpu(s32 cpu, u64 now)
+{
+	struct cpu_state *state = state_of(cpu);
+	u64 since = READ_ONCE(state->idle_since);
+
+	if (!since || !READ_ONCE(state->perf_target))
+		return false;
+	if (is_before(now, since + IDLE_HOLD_NS) || !may_set_target(&state->target_due, now, false))
+		return true;
+
+	scx_bpf_cpuperf_set(cpu, 0);
+	WRITE_ONCE(state->perf_target, target_of(cpu));
+	WRITE_ONCE(state->next_look, 0);
+	count_event(state_here(), EVENT_TARGET_SET, 1);
+	count_event(state_here(), EVENT_TARGET_IDLE, 1);
+	return false;
+}
+
+/* The timer: lower the targets of idle CPUs, and come back for those that have idled too shortly. */
+static int sweep_targets(void *map, u32 *key, struct sweep_timer *timer)
+{
+	u64 now = scx_bpf_now();
+	bool is_left = false;
+	u32 cpu;
+
+	WRITE_ONCE(sweep.is_set, 0);
+	bpf_for(cpu, 0, nr_cpus) {
+		if (lower_idle_cpu(cpu, now))
+			is_left = true;
+	}
+	if (is_left)
+		start_sweep();
+
+	return 0;
+}
+
+/* Prepare the timer, and take back the maximum that the kernel has set. */
+static __always_inline s32 start_perf(void)
+{
+	u32 key = 0, cpu;
+	struct sweep_timer *timer = bpf_map_lookup_elem(&sweep_timers, &key);
+	s32 err;
+
+	if (!timer)
+		return -ENOENT;
+
+	err = bpf_timer_init(&timer->timer, &sweep_timers, CLOCK_MONOTONIC);
+	err = err ?: bpf_timer_set_callback(&timer->timer, sweep_targets);
+	if (err)
+		return err;
+
+	bpf_for(cpu, 0, nr_cpus) {
+		set_target(state_of(cpu), cpu, 0);
+	}
+
+	return 0;
+}
+
+#endif /* __MAGPIE_FREQUENCY_BPF_H */

@@ -1,0 +1,282 @@
+//! Frequency: each CPU asks for the performance that it uses. The guest has no frequencies, so the
+//! targets themselves are measured, by a kprobe of `scx_bpf_cpuperf_set()`, with the switches of
+//! each CPU beside them.
+
+use std::str::FromStr;
+
+use anyhow::{Context, Result, ensure};
+use magpie_lab::Guest;
+use magpie_tests::scheduler::{VT8, boot_for_magpie, shell, under};
+
+/// The target for the highest performance.
+const ALL: u32 = 1024;
+
+/// The guest's tick, in seconds, and what its work takes.
+const TICK: f64 = 0.004;
+const SLACK: f64 = 0.000_5;
+
+/// Prepares the trace: each target, and each switch from or to the idle task, or to a load.
+const PREPARE: &str = "mount -t tracefs none /sys/kernel/tracing 2>/dev/null; \
+    cd /sys/kernel/tracing && echo 0 > tracing_on && \
+    echo 'p:target scx_bpf_cpuperf_set cpu=%di:s32 perf=%si:u32' > kprobe_events && \
+    echo 'prev_pid == 0 || next_pid == 0 || next_comm == \"magpie-load\"' \
+        > events/sched/sched_switch/filter && \
+    echo 1 > events/kprobes/target/enable && echo 1 > events/sched/sched_switch/enable";
+
+/// What one CPU did, in the order of time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Event {
+    /// The CPU left idle.
+    Busy,
+    /// A load began to run.
+    Load,
+    /// The CPU went idle.
+    Idle,
+    /// A target was set.
+    Target(u32),
+}
+
+/// The events of all CPUs while a load ran: when in seconds, which CPU, what.
+struct Trace(Vec<(f64, u32, Event)>);
+
+impl Trace {
+    /// Runs a shell script and returns what was traced meanwhile.
+    fn of(guest: &mut Guest, load: &str) -> Result<Trace> {
+        let script = format!(
+            "cd /sys/kernel/tracing; echo > trace; echo 1 > tracing_on; ({load}) >/dev/null 2>&1; \
+             echo 0 > tracing_on; grep -v '^#' trace"
+        );
+        let text = shell(guest, &script)?;
+        let events: Vec<_> = text.lines().map(parse).collect::<Result<_>>()?;
+        Ok(Trace(events.concat()))
+    }
+
+    /// Returns the events of one CPU.
+    fn on(&self, cpu: u32) -> impl DoubleEndedIterator<Item = (f64, Event)> {
+        let events = self.0.iter().filter(move |(_, on, _)| *on == cpu);
+        events.map(|(at, _, event)| (*at, *event))
+    }
+
+    /// Returns the targets of one CPU that were set from a time on.
+    fn targets(&self, cpu: u32, from: f64) -> Vec<(f64, u32)> {
+        self.on(cpu)
+            .filter(|(at, _)| *at >= from)
+            .filter_map(|(at, event)| match event {
+                Event::Target(perf) => Some((at, perf)),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Returns which part of a time one CPU was busy.
+    fn busy(&self, cpu: u32, from: f64, to: f64) -> f64 {
+        let mut since = None;
+        let mut sum = 0.0;
+        for (at, event) in self.on(cpu) {
+            let at = at.clamp(from, to);
+            match event {
+                Event::Busy => since = Some(at),
+                Event::Idle => sum += since.take().map_or(0.0, |since| at - since),
+                Event::Target(_) | Event::Load => {}
+            }
+        }
+        sum / (to - from)
+    }
+
+    /// Returns the time of the last event.
+    fn end(&self) -> f64 {
+        self.0.iter().map(|(at, ..)| *at).fold(0.0, f64::max)
+    }
+}
+
+/// Reads a number behind `name=`.
+fn field<T: FromStr>(line: &str, name: &str) -> Option<T> {
+    let (_, rest) = line.split_once(name)?;
+    rest.split([' ', '\n']).next()?.parse().ok()
+}
+
+/// Reads a line of the trace: no event, one, or the end of idleness and the load that ends it.
+fn parse(line: &str) -> Result<Vec<(f64, u32, Event)>> {
+    let read = || {
+        let (_, rest) = line.split_once('[')?;
+        let (cpu, rest) = rest.split_once(']')?;
+        let (at, _) = rest.split_once(": ")?;
+        let at: f64 = at.split_whitespace().last()?.parse().ok()?;
+        let cpu: u32 = cpu.parse().ok()?;
+        if line.contains(" target: ") {
+            let target = Event::Target(field(line, "perf=")?);
+            return Some(vec![(at, field(line, "cpu=")?, target)]);
+        }
+        if field::<u32>(line, "next_pid=")? == 0 {
+            return Some(vec![(at, cpu, Event::Idle)]);
+        }
+        let was_idle = field::<u32>(line, "prev_pid=")? == 0;
+        let is_load = line.contains("next_comm=magpie-load");
+        let events = [(was_idle, Event::Busy), (is_load, Event::Load)];
+        let events = events.into_iter().filter(|(is_so, _)| *is_so);
+        Some(events.map(|(_, event)| (at, cpu, event)).collect())
+    };
+    match line.contains(" target: ") || line.contains(" sched_switch: ") {
+        true => read().with_context(|| format!("read {line:?}")),
+        false => Ok(Vec::new()),
+    }
+}
+
+/// A line that is a CPU hog on a CPU for this long, and the CPU idles after it.
+fn hog(before: &str, cpu: u32) -> String {
+    format!("{before} taskset -c {cpu} timeout 0.3 magpie-load burn; sleep 0.5")
+}
+
+/// A line that is a light load on CPU 1: each 10 ms it runs for about 1 ms.
+fn light(before: &str) -> String {
+    format!(
+        "{before} taskset -c 1 magpie-load audio --period-us 10000 --operations 60000 --seconds 2; \
+         sleep 0.5"
+    )
+}
+
+fn a_hog_asks_for_all_within_two_ticks(guest: &mut Guest) -> Result<()> {
+    let trace = Trace::of(guest, &hog("", 6))?;
+    let all = trace
+        .on(6)
+        .position(|(_, event)| event == Event::Target(ALL));
+    let all = all.with_context(|| format!("no hog asked for all: {:?}", trace.targets(6, 0.0)))?;
+    let events: Vec<_> = trace.on(6).take(all + 1).collect();
+    let busy = events.iter().rfind(|(_, event)| *event == Event::Busy);
+    let (busy, _) = busy.context("the CPU never left idle")?;
+    let took = events[all].0 - busy;
+    println!("a hog asked for all after {:.3} ms", took * 1e3);
+    ensure!(took <= 2.0 * TICK + SLACK, "it took {took} s");
+    let last = trace.targets(6, 0.0).last().copied();
+    ensure!(
+        last.is_some_and(|(_, perf)| perf == 0),
+        "the idle CPU still asks: {last:?}"
+    );
+    Ok(())
+}
+
+fn a_light_load_asks_for_what_it_uses(guest: &mut Guest) -> Result<()> {
+    let trace = Trace::of(guest, &light(""))?;
+    let to = trace.end() - 0.6;
+    let from = to - 1.0;
+    let uses = trace.busy(1, from, to) * f64::from(ALL);
+    let before = trace.targets(1, 0.0);
+    let before = before.iter().rfind(|(at, _)| *at < from);
+    let (_, standing) = before.context("the load asked for nothing")?;
+    let set = trace.targets(1, from);
+    let within = set.iter().filter(|(at, _)| *at < to);
+    let most = within.map(|(_, perf)| *perf).fold(*standing, u32::max);
+    println!(
+        "a load that uses {uses:.0} of 1024 asked for {most} at most, {} times",
+        set.len()
+    );
+    ensure!((50.0..200.0).contains(&uses), "it uses {uses}");
+    ensure!(
+        f64::from(most) <= 1.25 * uses,
+        "it asks for {most} and uses {uses}"
+    );
+    ensure!(f64::from(most) >= 0.75 * uses, "it asks for {most} only");
+    ensure!(
+        set.last().is_some_and(|(_, perf)| *perf == 0),
+        "the idle CPU still asks: {set:?}"
+    );
+    Ok(())
+}
+
+fn a_busy_machine_asks_seldom(guest: &mut Guest) -> Result<()> {
+    let trace = Trace::of(guest, "timeout 1.5 hackbench -g 2 -l 100000")?;
+    for cpu in 0..8 {
+        let set = trace.targets(cpu, 0.0);
+        let in_a_second = |from: f64| {
+            let within = set
+                .iter()
+                .filter(|(at, _)| (from..=from + 1.0).contains(at));
+            within.count()
+        };
+        let most = set.iter().map(|(at, _)| in_a_second(*at)).max();
+        println!("CPU {cpu} asked {} times, {most:?} in a second", set.len());
+        ensure!(
+            most.unwrap_or(0) <= 100,
+            "CPU {cpu} asked {most:?} times in a second"
+        );
+    }
+    ensure!(!trace.0.is_empty());
+    Ok(())
+}
+
+/// The least target with which a load ran on a CPU between two times.
+fn least_while_it_ran(trace: &Trace, cpu: u32, from: f64, to: f64) -> Option<u32> {
+    let mut standing = 0;
+    let mut least = None;
+    for (at, event) in trace.on(cpu) {
+        match event {
+            Event::Target(perf) => standing = perf,
+            Event::Load if (from..to).contains(&at) => {
+                least = Some(least.map_or(standing, |least: u32| least.min(standing)));
+            }
+            _ => {}
+        }
+    }
+    least
+}
+
+fn uclamp_bounds_the_target(guest: &mut Guest) -> Result<()> {
+    let trace = Trace::of(guest, &hog("uclampset -M 256", 6))?;
+    let set = trace.targets(6, 0.0);
+    println!("with a maximum of 256: {set:?}");
+    let most = set.iter().map(|(_, perf)| *perf).max();
+    // A target that is less than an eighth off is kept.
+    ensure!(
+        most.is_some_and(|most| (224..=256).contains(&most)),
+        "the hog asked for {most:?}"
+    );
+
+    let trace = Trace::of(guest, &light("uclampset -m 512"))?;
+    let to = trace.end() - 0.6;
+    let least = least_while_it_ran(&trace, 1, to - 1.0, to);
+    println!("with a minimum of 512 the load ran with {least:?} at least");
+    ensure!(least >= Some(512), "the load ran with {least:?}");
+    Ok(())
+}
+
+fn a_real_time_task_gets_all(guest: &mut Guest) -> Result<()> {
+    let load = "uclampset -M 256 taskset -c 6 timeout 0.3 magpie-load burn & sleep 0.15; \
+                timeout 0.05 chrt -f 10 taskset -c 6 magpie-load burn; wait; sleep 0.5";
+    let trace = Trace::of(guest, load)?;
+    let set = trace.targets(6, 0.0);
+    println!("beside a real-time task: {set:?}");
+    ensure!(
+        set.iter().any(|(_, perf)| *perf == ALL),
+        "no real-time task got all"
+    );
+    Ok(())
+}
+
+#[test]
+fn each_cpu_asks_for_the_performance_that_it_uses() -> Result<()> {
+    let mut guest = boot_for_magpie(VT8, |options| {
+        // For uclampset, chrt, and a timeout of less than a second.
+        options
+            .packages
+            .extend(["util-linux".into(), "coreutils".into()]);
+    })?;
+    shell(&mut guest, PREPARE)?;
+    under(&mut guest, "scx_magpie --frequency on", |guest| {
+        a_hog_asks_for_all_within_two_ticks(guest)?;
+        a_light_load_asks_for_what_it_uses(guest)?;
+        a_busy_machine_asks_seldom(guest)?;
+        uclamp_bounds_the_target(guest)?;
+        a_real_time_task_gets_all(guest)
+    })?;
+    // Off by itself, because no driver of the guest follows, and off by its switch.
+    for off in ["scx_magpie", "scx_magpie --frequency on --no-frequency"] {
+        under(&mut guest, off, |guest| {
+            let trace = Trace::of(guest, &hog("", 6))?;
+            ensure!(trace.busy(6, 0.0, trace.end()) > 0.0, "no hog ran");
+            let set = trace.targets(6, 0.0);
+            ensure!(set.is_empty(), "{off} asked: {set:?}");
+            Ok(())
+        })?;
+    }
+    guest.into_guest().shutdown()
+}
