@@ -185,7 +185,7 @@ pub const MUTATIONS: &[Mutation] = &[
         fault: "the affinity is not tested",
         file: "scheduler/src/bpf/portable/placement.h",
         old: "if (!is_free(at, cpu) || !may_place(task, cpu) ||",
-        new: "if (!is_free(at, cpu) ||",
+        new: "if (!is_free(at, cpu) || (!may_place(task, cpu) && !at) ||",
         finder: Native("placement", "what_is_found_is_allowed_and_idle"),
     },
     Mutation {
