@@ -1,6 +1,6 @@
 //! Runs git in a tree of the user.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -35,4 +35,21 @@ pub fn git(tree: &Path, words: &[&str], index: Option<&Path>) -> Result<String> 
         text::last_lines(&String::from_utf8_lossy(&output.stderr), 4)
     );
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Returns the files that git knows or would add, as paths from the root of the tree. A file that
+/// was deleted and not yet committed is among them.
+///
+/// # Errors
+/// If git fails; with its reason.
+pub fn files(tree: &Path) -> Result<Vec<PathBuf>> {
+    let words = [
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ];
+    let listed = git(tree, &words, None)?;
+    Ok(listed.split_terminator('\0').map(PathBuf::from).collect())
 }

@@ -41,7 +41,7 @@
 #define REPAID 8 /* of a debt, one part of so many in an epoch */
 #define ROUNDS 8 /* of the search for a rate: each finds more CPUs below it */
 
-/* What a CPU wanted of a channel in one epoch. */
+/* The lines that a CPU wanted of a channel in one epoch. */
 struct demand {
 	int64_t epoch;
 	uint32_t lines;

@@ -20,7 +20,7 @@
  */
 #include "vtime.h"
 
-/* What is decided: each has hashes of its own. */
+/* The kinds of decisions: each has hashes of its own. */
 enum decision {
 	WINDOW = 1,
 	RANK,

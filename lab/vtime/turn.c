@@ -2,7 +2,7 @@
 /*
  * Virtual time, windows, and which vCPU runs next.
  *
- * Invariants, all under `lock`:
+ * Invariants, all under the lock of wakeup.c:
  *
  *  1. now_ns, the machine's virtual time, is the least local time of the
  *     vCPUs that are ready or running. If there is none, it jumps to the next
@@ -28,9 +28,7 @@
  * vCPU executes while the main loop works, and the main loop begins only when
  * no vCPU has the turn.
  */
-#include <string.h>
 #include <stdio.h>
-#include <unistd.h>
 
 #include "vtime.h"
 
@@ -40,7 +38,6 @@ enum main_state {
 	MAIN_CALLED, /* has a reason to return from ppoll(), but has not returned */
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int64_t now_ns = EPOCH_NS;
 static unsigned int running; /* turns given */
 static uint32_t release; /* number of general releases, see turn_release_all() */
@@ -66,40 +63,6 @@ static bool wanted;
 static int64_t active_ns[MAX_VCPUS]; /* local time if ready or running, else NEVER */
 static int64_t ready_ns[MAX_VCPUS]; /* local time if ready, else NEVER */
 
-/* Wakeups are system calls, so they are collected here and made after the unlock. */
-static __thread struct vcpu *to_wake[MAX_VCPUS];
-static __thread unsigned int nr_to_wake;
-static __thread bool call_main, let_main_go;
-
-static void turn_lock(void)
-{
-	pthread_mutex_lock(&lock);
-}
-
-/* Release the lock, then make the wakeups that were collected under it. */
-static void turn_unlock(void)
-{
-	bool call = call_main, let_go = let_main_go;
-	unsigned int nr = nr_to_wake;
-	int fd = main_eventfd;
-
-	call_main = false;
-	let_main_go = false;
-	nr_to_wake = 0;
-	pthread_mutex_unlock(&lock);
-
-	for (unsigned int i = 0; i < nr; i++)
-		futex_wake(&to_wake[i]->turn_word);
-	if (let_go)
-		futex_wake(&main_word);
-	if (call) {
-		const uint64_t one = 1;
-
-		if (write(fd, &one, sizeof(one)) < 0)
-			perror("magpie-vtime: cannot wake QEMU's main loop");
-	}
-}
-
 /* Change the state, and the count of turns and the two arrays, which follow from it. */
 static void set_state(struct vcpu *v, enum vcpu_state state)
 {
@@ -118,26 +81,7 @@ static void set_state(struct vcpu *v, enum vcpu_state state)
 /* Make the vCPU look at its state again. */
 static void let_look(struct vcpu *v)
 {
-	v->turn_word++;
-	if (v->asleep) {
-		v->asleep = false;
-		to_wake[nr_to_wake++] = v;
-	}
-}
-
-/*
- * Release the lock, sleep until @word changes, take the lock. @asleep tells the
- * thread that changes the word that a wakeup is needed.
- */
-static void sleep_on(uint32_t *word, bool *asleep)
-{
-	const uint32_t value = *word;
-
-	*asleep = true;
-	turn_unlock();
-	futex_wait(word, value);
-	turn_lock();
-	*asleep = false;
+	wakeup_change(&v->turn_word, &v->asleep);
 }
 
 /* Return the least local time of the vCPUs that are ready or running but @except, or NEVER. */
@@ -235,7 +179,7 @@ static void advance_time(void)
 		counters.timer_calls++;
 		main_state = MAIN_CALLED;
 		main_hold_ns = now_ns;
-		call_main = true;
+		wakeup_call_main(main_eventfd);
 	}
 }
 
@@ -261,11 +205,8 @@ static void dispatch(void)
 		set_state(v, VCPU_RUNNING);
 		let_look(v);
 	}
-	if (main_has_precedence() && main_asleep && !running) {
-		main_word++;
-		main_asleep = false;
-		let_main_go = true;
-	}
+	if (main_has_precedence() && main_asleep && !running)
+		wakeup_change(&main_word, &main_asleep);
 	WRITE_ONCE(wanted, main_has_precedence() || (running < options.turns && furthest_behind()));
 }
 
@@ -301,7 +242,7 @@ static bool wait_for_turn(struct vcpu *v)
 {
 	dispatch();
 	while (v->state != VCPU_RUNNING && !is_released(v))
-		sleep_on(&v->turn_word, &v->asleep);
+		wakeup_sleep(&v->turn_word, &v->asleep);
 	return v->state == VCPU_RUNNING;
 }
 
@@ -362,7 +303,7 @@ bool turn_take(struct vcpu *v)
 	if (v->state == VCPU_RUNNING && !v->yields)
 		return true;
 
-	turn_lock();
+	wakeup_lock();
 	if (v->state == VCPU_RUNNING) {
 		v->yields = false;
 		vcpu_count(v);
@@ -373,7 +314,7 @@ bool turn_take(struct vcpu *v)
 		become_ready(v, now_ns);
 	}
 	has_turn = wait_for_turn(v);
-	turn_unlock();
+	wakeup_unlock();
 	return has_turn;
 }
 
@@ -386,7 +327,7 @@ bool turn_wait(struct vcpu *v, enum vcpu_state state)
 {
 	bool has_turn;
 
-	turn_lock();
+	wakeup_lock();
 	if (v->state == VCPU_RUNNING) {
 		vcpu_count(v);
 		/*
@@ -396,7 +337,7 @@ bool turn_wait(struct vcpu *v, enum vcpu_state state)
 		 * still finds this one idle would be a race.
 		 */
 		if (__atomic_exchange_n(&v->kicked, false, __ATOMIC_SEQ_CST)) {
-			turn_unlock();
+			wakeup_unlock();
 			return true;
 		}
 	}
@@ -414,11 +355,11 @@ bool turn_wait(struct vcpu *v, enum vcpu_state state)
 		become_ready(v, now_ns);
 		dispatch();
 		has_turn = v->state == VCPU_RUNNING;
-		turn_unlock();
+		wakeup_unlock();
 		return has_turn;
 	}
 	has_turn = wait_for_turn(v);
-	turn_unlock();
+	wakeup_unlock();
 	return has_turn;
 }
 
@@ -444,7 +385,7 @@ void turn_wake(struct vcpu *v)
 	if (!waits_for_kick(v))
 		return;
 
-	turn_lock();
+	wakeup_lock();
 	if (waits_for_kick(v)) {
 		int64_t at = now_ns;
 
@@ -453,7 +394,7 @@ void turn_wake(struct vcpu *v)
 		become_ready(v, at + perturb_wakeup(v, at));
 		dispatch();
 	}
-	turn_unlock();
+	wakeup_unlock();
 }
 
 /*
@@ -468,7 +409,7 @@ bool turn_extend(struct vcpu *v)
 	if (!READ_ONCE(wanted) && v->local_ns < READ_ONCE(v->limit_ns))
 		return true;
 
-	turn_lock();
+	wakeup_lock();
 	counters.slow_quanta++;
 	check_window(v);
 	dispatch();
@@ -480,7 +421,7 @@ bool turn_extend(struct vcpu *v)
 		if (goes_on)
 			WRITE_ONCE(v->limit_ns, limit);
 	}
-	turn_unlock();
+	wakeup_unlock();
 	return goes_on;
 }
 
@@ -491,11 +432,11 @@ bool turn_extend(struct vcpu *v)
  */
 void turn_release_all(void)
 {
-	turn_lock();
+	wakeup_lock();
 	release++;
 	for (size_t i = 0; i < nr_vcpus; i++)
 		let_look(&vcpus[i]);
-	turn_unlock();
+	wakeup_unlock();
 }
 
 /* Any thread: return the machine's virtual time. */
@@ -530,7 +471,7 @@ static void expect_main(void)
  */
 void turn_main_waits(int64_t deadline_ns, int eventfd)
 {
-	turn_lock();
+	wakeup_lock();
 	main_eventfd = eventfd;
 	main_deadline_ns = deadline_ns + perturb_timer(deadline_ns);
 	if (main_renotified) {
@@ -541,13 +482,13 @@ void turn_main_waits(int64_t deadline_ns, int eventfd)
 		 */
 		main_renotified = false;
 		expect_main();
-		call_main = true;
+		wakeup_call_main(main_eventfd);
 	} else {
 		main_state = MAIN_WAITS;
 	}
 	shorten_turns();
 	dispatch();
-	turn_unlock();
+	wakeup_unlock();
 }
 
 /*
@@ -556,20 +497,20 @@ void turn_main_waits(int64_t deadline_ns, int eventfd)
  */
 void turn_main_woken(void)
 {
-	turn_lock();
+	wakeup_lock();
 	if (main_state == MAIN_WAITS) {
 		counters.host_calls++;
 		expect_main();
 	}
 	while (options.deterministic && running) {
 		WRITE_ONCE(wanted, true);
-		sleep_on(&main_word, &main_asleep);
+		wakeup_sleep(&main_word, &main_asleep);
 	}
 	main_state = MAIN_BUSY;
 	if (main_deadline_ns <= now_ns && now_ns - main_deadline_ns > counters.late_max_ns)
 		counters.late_max_ns = now_ns - main_deadline_ns;
 	clock_freeze_main(now_ns);
-	turn_unlock();
+	wakeup_unlock();
 }
 
 /*
@@ -579,7 +520,7 @@ void turn_main_woken(void)
  */
 void turn_main_notified(int fd)
 {
-	turn_lock();
+	wakeup_lock();
 	if (main_state == MAIN_WAITS && mainloop_polls(fd)) {
 		counters.notify_calls++;
 		expect_main();
@@ -587,7 +528,7 @@ void turn_main_notified(int fd)
 	} else if (main_state == MAIN_BUSY) {
 		main_renotified = true;
 	}
-	turn_unlock();
+	wakeup_unlock();
 	if (options.deterministic && self)
 		vcpu_end_quantum_early(self);
 }
@@ -597,10 +538,10 @@ bool turn_machine_sleeps(void)
 {
 	bool sleeps;
 
-	turn_lock();
+	wakeup_lock();
 	sleeps = least_active(NULL) == NEVER && main_state == MAIN_WAITS &&
 		 main_deadline_ns == NEVER;
-	turn_unlock();
+	wakeup_unlock();
 	return sleeps;
 }
 

@@ -14,6 +14,7 @@
  *
  *	main.c		options, installation, the report at exit
  *	turn.c		virtual time, windows, and which vCPU runs next
+ *	wakeup.c	turn.c's lock, and wakeups of the threads that wait under it
  *	vcpu.c		a vCPU executes, is counted, halts, is kicked
  *	mainloop.c	QEMU's main loop serves timers in virtual time
  *	clock.c		the clocks that the guest and QEMU read
@@ -180,6 +181,13 @@ void turn_main_woken(void);
 void turn_main_notified(int fd);
 bool turn_machine_sleeps(void);
 void turn_dump(void);
+
+/* wakeup.c */
+void wakeup_lock(void);
+void wakeup_unlock(void);
+void wakeup_change(uint32_t *word, bool *asleep);
+void wakeup_call_main(int eventfd);
+void wakeup_sleep(uint32_t *word, bool *asleep);
 
 /* vcpu.c */
 void vcpu_register(qemu_plugin_id_t id);

@@ -3,9 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
-use std::process::Command;
 
-use magpie_lab::kernel;
+use magpie_lab::{git, kernel};
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 /// Words of our own for what has a name in the field, and that name. Code and pages do without
@@ -24,26 +23,13 @@ fn root() -> PathBuf {
 
 /// The text of every tracked file with one of these extensions, by path from the root.
 fn sources(extensions: &[&str]) -> BTreeMap<PathBuf, String> {
-    let listed = Command::new("git")
-        .args([
-            "ls-files",
-            "-z",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-        ])
-        .current_dir(root())
-        .output()
-        .expect("git runs");
-    assert!(listed.status.success(), "{listed:?}");
-    let listed = String::from_utf8(listed.stdout).expect("paths in UTF-8");
     let has_extension = |path: &Path| {
         let extension = path.extension().and_then(|extension| extension.to_str());
         extension.is_some_and(|extension| extensions.contains(&extension))
     };
-    listed
-        .split_terminator('\0')
-        .map(PathBuf::from)
+    let files = git::files(&root()).expect("git lists the files");
+    files
+        .into_iter()
         .filter(|path| has_extension(path))
         // A file that is deleted but not committed is still listed.
         .filter_map(|path| {

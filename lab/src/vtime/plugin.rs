@@ -30,6 +30,7 @@ sources!(
     "memory.h",
     "main.c",
     "turn.c",
+    "wakeup.c",
     "vcpu.c",
     "work.c",
     "perturb.c",

@@ -36,7 +36,7 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	if (argc == 2 && !strcmp(argv[1], "end")) {
-		/* What was printed so far is on the console before the machine ends. */
+		/* The machine ends at the mark: have all output on the console before. */
 		tcdrain(STDERR_FILENO);
 		__asm__ volatile("nopl 0x4d41574d(%%rax)" ::: "memory");
 		return 0;

@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use magpie_lab::files;
+use magpie_lab::{files, git};
 use magpie_tests::mutations::{Finder, MUTATIONS, Mutation};
 
 fn main() -> Result<ExitCode> {
@@ -70,20 +70,8 @@ fn main() -> Result<ExitCode> {
 
 /// Copies the files that git knows or would add.
 fn copy_tree(tree: &Path, copy: &Path) -> Result<()> {
-    let list = Command::new("git")
-        .args([
-            "ls-files",
-            "-z",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-        ])
-        .current_dir(tree)
-        .output()
-        .context("run git")?;
-    ensure!(list.status.success(), "git cannot list the files");
-    for name in String::from_utf8(list.stdout)?.split_terminator('\0') {
-        let (from, to) = (tree.join(name), copy.join(name));
+    for name in git::files(tree)? {
+        let (from, to) = (tree.join(&name), copy.join(&name));
         if !from.is_file() {
             continue;
         }

@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 use walkdir::WalkDir;
 
 use crate::apt::Apt;
-use crate::git::git;
+use crate::git::{self, git};
 use crate::kernel::built;
 use crate::progress::Progress;
 use crate::text;
@@ -168,18 +168,9 @@ impl Unpacked {
     /// ignore.
     pub fn files(&self) -> Result<Vec<PathBuf>> {
         if !self.is_ours && self.folder.join(".git").exists() {
-            let words = [
-                "ls-files",
-                "-z",
-                "--cached",
-                "--others",
-                "--exclude-standard",
-            ];
-            let list = git(&self.folder, &words, None)?;
-            let paths = list.split('\0').filter(|path| !path.is_empty());
-            // A file that was removed and not committed is still listed.
-            let is_there = |path: &PathBuf| self.folder.join(path).symlink_metadata().is_ok();
-            return Ok(paths.map(PathBuf::from).filter(is_there).collect());
+            let mut paths = git::files(&self.folder)?;
+            paths.retain(|path| self.folder.join(path).symlink_metadata().is_ok());
+            return Ok(paths);
         }
         let mut files = Vec::new();
         let walk = WalkDir::new(&self.folder).into_iter();
