@@ -70,8 +70,8 @@ pub fn parse_list(list: &str) -> Result<Vec<Candidate>> {
     Ok(candidates)
 }
 
-/// Splits a list at its commas, except those in braces.
-fn split_list(list: &str) -> Result<Vec<&str>> {
+/// Splits a list of candidates at its commas, except those in braces.
+pub(crate) fn split_list(list: &str) -> Result<Vec<&str>> {
     let (mut parts, mut start, mut is_inside) = (Vec::new(), 0, false);
     for (at, c) in list.char_indices() {
         match c {

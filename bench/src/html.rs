@@ -10,7 +10,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::provenance::Values;
 use crate::relation::Relation;
-use crate::report::{BASELINE, Report, Row};
+use crate::report::{Report, Row};
 use crate::stats::{Average, Better, Verdict, variation_percent};
 use crate::table::significant;
 use crate::verdicts::Verdicts;
@@ -39,6 +39,7 @@ pub fn write(report: &Report, path: &Path) -> Result<()> {
     file::write(path, &page).context("write the HTML report")
 }
 
+/// Makes the page: a summary, how to read it, a section per workload, failures, and circumstances.
 fn render(report: &Report) -> Result<String> {
     let verdicts = Verdicts::of(report);
     let workloads = report.workloads().into_iter();
@@ -65,7 +66,7 @@ fn render(report: &Report) -> Result<String> {
                     p.warning { "This run was interrupted or failed: samples are missing." }
                 }
                 (summary(report, &verdicts))
-                (how_to_read())
+                (how_to_read(report))
                 @for section in &sections { (section) }
                 (failures(report))
                 (circumstances(report))
@@ -85,9 +86,11 @@ fn summary(report: &Report, verdicts: &Verdicts) -> Markup {
     };
     html! {
         table {
-            tr { th { "against eevdf, of " (tests.len()) " tests" } th { "better" } th { "worse" }
-                 th { "no real difference" } th { "failed or missing" } }
-            @for scheduler in report.schedulers().iter().filter(|name| **name != BASELINE) {
+            tr {
+                th { "against " (report.baseline_name()) ", of " (tests.len()) " tests" }
+                th { "better" } th { "worse" } th { "no real difference" } th { "failed or missing" }
+            }
+            @for scheduler in report.compared() {
                 tr {
                     td { (scheduler) }
                     @for number in line(scheduler) { td.number { (number) } }
@@ -98,11 +101,11 @@ fn summary(report: &Report, verdicts: &Verdicts) -> Markup {
 }
 
 /// The legend of bars, dots, colours and marks.
-fn how_to_read() -> Markup {
+fn how_to_read(report: &Report) -> Markup {
     html! {
         p.note {
-            "Everything is relative to eevdf, the kernel without a sched_ext scheduler. Bar: the \
-             average (harmonic for rates). Dots: the samples, one per round. Black line: 95 % \
+            "Everything is relative to the baseline, " (report.normalized_to()) ". eevdf is the \
+             kernel without a sched_ext scheduler. Bar: the average (harmonic for rates). Dots: the samples, one per round. Black line: 95 % \
              bootstrap interval of the average. In the tables: normalized average, improvement in \
              percent (positive is better, whichever direction that is), coefficient of variation \
              in percent. "
@@ -118,7 +121,7 @@ fn how_to_read() -> Markup {
 /// The table of a workload, and the pictures of each of its tests.
 fn section(report: &Report, verdicts: &Verdicts, workload: &str) -> Result<Markup> {
     let tests = report.tests_of(workload);
-    let schedulers = report.schedulers();
+    let schedulers = report.compared();
     let pictures: Vec<_> = tests
         .iter()
         .map(|test| {
@@ -133,15 +136,15 @@ fn section(report: &Report, verdicts: &Verdicts, workload: &str) -> Result<Marku
         h2 { (workload) }
         table {
             tr {
-                th { "case" } th { "eevdf" }
-                @for scheduler in &schedulers { @if *scheduler != BASELINE { th { (scheduler) } } }
+                th { "case" } th { (report.baseline_name()) }
+                @for scheduler in &schedulers { th { (scheduler) } }
             }
             @for test in &tests {
                 tr {
                     td { (test.1) }
                     td { (baseline(report, *test)) }
                     @for scheduler in &schedulers {
-                        @if *scheduler != BASELINE { td { (cell(report, verdicts, *test, scheduler)) } }
+                        td { (cell(report, verdicts, *test, scheduler)) }
                     }
                 }
             }
@@ -165,7 +168,7 @@ fn section(report: &Report, verdicts: &Verdicts, workload: &str) -> Result<Marku
 
 /// The baseline's average and its coefficient of variation.
 fn baseline(report: &Report, test: (&str, &str)) -> String {
-    match report.row(test, BASELINE) {
+    match report.baseline(test) {
         Some(row) if !row.samples.is_empty() => format!(
             "{} {} ({:.2})",
             significant(Average::for_unit(&row.unit).of(&row.samples)),
@@ -177,11 +180,12 @@ fn baseline(report: &Report, test: (&str, &str)) -> String {
 }
 
 /// Which bars of a test are better.
-fn direction(report: &Report, test: (&str, &str)) -> &'static str {
-    match report.row(test, BASELINE).map(|row| row.better) {
-        Some(Better::Lower) => "eevdf = 1, shorter is better",
-        Some(Better::Higher) => "eevdf = 1, longer is better",
-        None => "",
+fn direction(report: &Report, test: (&str, &str)) -> String {
+    let base = report.baseline_name();
+    match report.baseline(test).map(|row| row.better) {
+        Some(Better::Lower) => format!("{base} = 1, shorter is better"),
+        Some(Better::Higher) => format!("{base} = 1, longer is better"),
+        None => String::new(),
     }
 }
 
@@ -194,7 +198,10 @@ fn cell(report: &Report, verdicts: &Verdicts, test: (&str, &str), scheduler: &st
         return html! { span.failed { "FAILED" } };
     }
     let Some((relation, judged)) = verdicts.get(report, row) else {
-        return html! { "-" };
+        return match report.is_baseline(row) {
+            true => html! { "baseline" },
+            false => html! { "-" },
+        };
     };
     html! {
         span class=(class(&relation)) {

@@ -20,7 +20,7 @@
 use std::fmt::Write as _;
 
 use crate::provenance::{COMMAND, Origin, fill, quote};
-use crate::report::{BASELINE, Report, Row};
+use crate::report::{Report, Row};
 use crate::stats::{Average, Better, variation_percent};
 use crate::table::significant;
 use crate::verdicts::Verdicts;
@@ -37,8 +37,8 @@ const AVERAGE: usize = 10;
 const NAME: usize = 20;
 
 const LEGEND: &str = "\
-norm.: the average normalized to eevdf; pct imp: the improvement in
-percent, positive is better; CV: the coefficient of variation in
+norm.: the average normalized to the baseline; pct imp: the improvement
+in percent, positive is better; CV: the coefficient of variation in
 percent. The difference is real unless a mark says otherwise:
 ";
 const FIXED: &str = "\
@@ -210,7 +210,10 @@ impl Block<'_> {
         let _ = writeln!(text, "{RULE}");
         for (name, value) in [
             ("Test", self.workload),
-            ("Units", &format!("{}, normalized to {BASELINE}", self.unit)),
+            (
+                "Units",
+                &format!("{}, normalized to {}", self.unit, report.normalized_to()),
+            ),
             ("Interpretation", direction),
             ("Statistic", statistic),
         ] {
@@ -262,7 +265,7 @@ fn figures(report: &Report, verdicts: &Verdicts, row: &Row) -> String {
     let (normalized, improvement, mark) = match verdicts.get(report, row) {
         Some((relation, judged)) => (relation.normalized, relation.improvement, judged.mark()),
         // The list prints the baseline's own improvement as -0.00.
-        None if row.scheduler == BASELINE => (1.0, -0.0, ""),
+        None if report.is_baseline(row) => (1.0, -0.0, ""),
         None => return format!("{average:>AVERAGE$}"),
     };
     format!(
@@ -275,10 +278,7 @@ fn figures(report: &Report, verdicts: &Verdicts, row: &Row) -> String {
 fn summary(report: &Report, verdicts: &Verdicts) -> String {
     let tests = report.tests().len();
     let mut text = String::new();
-    for scheduler in report.schedulers() {
-        if scheduler == BASELINE {
-            continue;
-        }
+    for scheduler in report.compared() {
         let tally = verdicts.tally(report, scheduler);
         let mut line = format!(
             "{scheduler}: better in {} of {tests} tests, worse in {}, no real difference in {}",

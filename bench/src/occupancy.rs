@@ -76,7 +76,8 @@ fn points<'a>(lines: impl Iterator<Item = &'a str>, cpus: f64) -> Occupancy {
     points
 }
 
-/// Draws one test as SVG, a line of steps per scheduler; None if no run was watched.
+/// Draws the busy CPUs of one test as SVG, a line of steps per scheduler; None if no run was
+/// watched.
 pub fn render(report: &Report, test: (&str, &str)) -> Result<Option<String>> {
     let schedulers = report.schedulers();
     let lines: Vec<(usize, &str, &Occupancy)> = schedulers
@@ -102,6 +103,8 @@ fn steps(points: &Occupancy) -> Vec<(f64, f64)> {
         .collect()
 }
 
+/// Draws axes, lines and legend. Each line has a scheduler's index, which chooses the colour, its
+/// name and its points.
 fn draw(lines: &[(usize, &str, &Occupancy)], area: &Area) -> Result<()> {
     let all = || lines.iter().flat_map(|(_, _, points)| points.iter());
     let right = all().map(|(end, _)| *end).fold(0.0, f64::max);

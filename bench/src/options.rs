@@ -5,15 +5,16 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 
 use crate::compare::parse_percent;
+use crate::report::BASELINE;
 use crate::shard::Shard;
 use crate::suite::Where;
 use crate::{callbacks, peers};
 
 /// Measure schedulers against the kernel's own, interleaved, with statistics.
 ///
-/// Each cell of the table reads `0.93 [  7.10]( 2.11)`: the average normalized to eevdf, the
-/// improvement in percent, the coefficient of variation in percent. `same` marks a difference that
-/// the test does not find to be real.
+/// Each cell of the table reads `0.93 [  7.10]( 2.11)`: the average normalized to the baseline's
+/// (eevdf), the improvement in percent, the coefficient of variation in percent. `same` marks a
+/// difference that the test does not find to be real.
 #[derive(Debug, clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -71,6 +72,10 @@ pub(crate) struct Measure {
     /// Suites, separated by commas (`magpie bench suites` lists them), or files that end in .toml
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub(crate) suite: Vec<String>,
+    /// Candidates of which the best is the baseline of each test: what the others are compared
+    /// with. For example eevdf,eevdf{llc_balancing=0}
+    #[arg(long, default_value = BASELINE, value_name = "LIST", conflicts_with = "until_sure")]
+    pub(crate) baseline: String,
     /// Rounds that count; one more runs before them as warm-up and is dropped [default: 5, and at
     /// most 30 with --until-sure]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000))]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use magpie_lab::kernel::SERIES;
 use magpie_lab::{GuestOptions, KernelChoice, Machine, files};
+use serde_json::Value;
 
 use crate::candidate::{self, Candidate};
 use crate::guests::Guests;
@@ -13,6 +14,7 @@ use crate::options::{Measure, Setup};
 use crate::place::{Host, Place, host_cpus};
 use crate::progress::Spinner;
 use crate::provenance::{self, Values};
+use crate::report::BASELINE;
 use crate::runner::{self, Suite};
 use crate::sequential::Question;
 use crate::setting::Boot;
@@ -60,14 +62,19 @@ impl Plan {
         let suites = suite::find(&args.suite)?;
         let margin = args.until_sure.then_some(args.margin / 100.0);
         let question = margin.map(Question::from);
-        Self::of(
+        let baselines = baselines(&args.baseline, &candidates)?;
+        let mut plan = Self::of(
             &args.setup,
             suites,
             candidates,
             rounds(args),
             question,
             args.shard,
-        )
+        )?;
+        if let Some(names) = baselines {
+            plan.options.insert(provenance::BASELINES.into(), names);
+        }
+        Ok(plan)
     }
 
     /// Makes a plan of these candidates, of which the first is the baseline.
@@ -150,6 +157,23 @@ impl Plan {
         }
         Ok(Box::new(guests))
     }
+}
+
+/// The names of the baselines, for the options of the result file; None if it is `eevdf` alone.
+fn baselines(list: &str, candidates: &[Candidate]) -> Result<Option<Value>> {
+    let mut names = candidate::split_list(list)?;
+    names.iter_mut().for_each(|name| *name = name.trim());
+    for (index, name) in names.iter().enumerate() {
+        ensure!(
+            !names[..index].contains(name),
+            "--baseline names {name} twice"
+        );
+        ensure!(
+            candidates.iter().any(|candidate| candidate.name == *name),
+            "--baseline names {name}, which is not measured: name it in --sched, too"
+        );
+    }
+    Ok((names != [BASELINE]).then(|| names.into()))
 }
 
 /// The kernel of a guest: the candidate's, else that of `--kernel`. The configuration of a

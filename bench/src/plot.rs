@@ -11,7 +11,7 @@ use plotters::prelude::*;
 
 use crate::file;
 use crate::relation::relate;
-use crate::report::{BASELINE, Report};
+use crate::report::Report;
 use crate::stats::{Average, Better};
 
 /// Width of a group of bars, of 1 from a group to the next; the rest is the gap.
@@ -98,7 +98,7 @@ fn collect_bars(report: &Report, schedulers: &[&str], groups: &[(&str, &str)]) -
     let mut bars = Vec::new();
     for (group, test) in groups.iter().enumerate() {
         for (scheduler, name) in schedulers.iter().enumerate() {
-            let Some((base, row)) = report.row(*test, BASELINE).zip(report.row(*test, name)) else {
+            let Some((base, row)) = report.baseline(*test).zip(report.row(*test, name)) else {
                 continue;
             };
             let Some(relation) = relate(base, row) else {
@@ -185,12 +185,13 @@ fn caption(report: &Report) -> String {
 }
 
 /// Which bars are better, if that is the same for all.
-fn direction(report: &Report) -> &'static str {
+fn direction(report: &Report) -> String {
+    let base = report.baseline_name();
     let has = |better| report.results.iter().any(|row| row.better == better);
     match (has(Better::Lower), has(Better::Higher)) {
-        (true, false) => "eevdf = 1, lower is better",
-        (false, true) => "eevdf = 1, higher is better",
-        _ => "eevdf = 1",
+        (true, false) => format!("{base} = 1, lower is better"),
+        (false, true) => format!("{base} = 1, higher is better"),
+        _ => format!("{base} = 1"),
     }
 }
 

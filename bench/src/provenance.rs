@@ -21,6 +21,8 @@ const COMMIT: &str = "commit";
 pub const KERNELS: &str = "kernels";
 /// The option under which a report keeps the margin of `--until-sure`, as a share.
 pub const UNTIL_SURE: &str = "until_sure";
+/// The option of a result file that names the candidates of which the best is the baseline.
+pub const BASELINES: &str = "baselines";
 /// The part of an [`Origin`] that has the command.
 pub const COMMAND: &str = "command";
 const COMMAND_LINE: &str = "command_line";

@@ -232,11 +232,7 @@ pub fn render(
             variants.push(&row.variant);
         }
     }
-    let schedulers: Vec<&str> = report
-        .schedulers()
-        .into_iter()
-        .filter(|scheduler| *scheduler != BASELINE)
-        .collect();
+    let schedulers = report.compared();
 
     let mut header = vec!["improvement".to_string()];
     header.extend(
@@ -259,7 +255,7 @@ pub fn render(
         }));
         line.extend(schedulers.iter().map(|scheduler| {
             let relation = report
-                .row(test, BASELINE)
+                .baseline(test)
                 .zip(report.row(test, scheduler))
                 .and_then(|(base, row)| relate(base, row));
             relation.map_or("-".into(), |relation| {

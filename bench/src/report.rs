@@ -10,10 +10,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::file;
-use crate::provenance::{Origin, UNTIL_SURE, Values};
-use crate::stats::{Better, SIGNIFICANCE, Verdict};
+use crate::provenance::{BASELINES, Origin, UNTIL_SURE, Values};
+use crate::stats::{Average, Better, SIGNIFICANCE, Verdict};
 
 /// Version of the result file's format. It is raised when an old reader would misread a new file.
 pub const SCHEMA: u32 = 1;
@@ -123,6 +124,19 @@ impl Row {
     pub fn test(&self) -> (&str, &str) {
         (&self.workload, &self.case)
     }
+
+    /// Has it a better average than another row of its test? A row that failed, or has no result, is
+    /// never the better one.
+    fn is_better_than(&self, other_row: &Row) -> bool {
+        let average = |row: &Row| Average::for_unit(&row.unit).of(&row.samples);
+        let (this, other) = (average(self), average(other_row));
+        match self.better {
+            _ if !this.is_finite() || self.failed.is_some() => false,
+            _ if !other.is_finite() || other_row.failed.is_some() => true,
+            Better::Lower => this < other,
+            Better::Higher => this > other,
+        }
+    }
 }
 
 impl Report {
@@ -144,6 +158,56 @@ impl Report {
         self.results
             .iter()
             .find(|r| r.test() == test && r.scheduler == scheduler)
+    }
+
+    /// The candidates of which the best is the baseline of each test.
+    pub fn baselines(&self) -> Vec<&str> {
+        match self.options.get(BASELINES).and_then(Value::as_array) {
+            Some(names) => names.iter().filter_map(Value::as_str).collect(),
+            None => vec![BASELINE],
+        }
+    }
+
+    /// The row with which the others of a test are compared: that of the baselines with the best
+    /// average.
+    pub fn baseline(&self, test: (&str, &str)) -> Option<&Row> {
+        let rows = self.baselines().into_iter();
+        let rows = rows.filter_map(|name| self.row(test, name));
+        rows.reduce(|best, row| match row.is_better_than(best) {
+            true => row,
+            false => best,
+        })
+    }
+
+    /// Is this the row with which the others of its test are compared?
+    pub fn is_baseline(&self, row: &Row) -> bool {
+        let base = self.baseline(row.test());
+        base.is_some_and(|base| base.scheduler == row.scheduler)
+    }
+
+    /// The candidates that are compared with a baseline in any test.
+    pub fn compared(&self) -> Vec<&str> {
+        let mut names = self.schedulers();
+        if let [only] = self.baselines()[..] {
+            names.retain(|name| *name != only);
+        }
+        names
+    }
+
+    /// The baseline's name in a heading.
+    pub fn baseline_name(&self) -> &str {
+        match self.baselines()[..] {
+            [only] => only,
+            _ => "baseline",
+        }
+    }
+
+    /// What the figures are normalized to, in words.
+    pub fn normalized_to(&self) -> String {
+        match self.baselines()[..] {
+            [only] => only.into(),
+            ref several => format!("the best of {} in each test", several.join(", ")),
+        }
     }
 
     /// The tests of the report, each once, in the order of their runs.
@@ -261,6 +325,37 @@ pub(crate) mod tests {
             })
             .collect();
         report
+    }
+
+    #[test]
+    fn the_best_of_several_baselines_is_compared_with() {
+        let rows: [(&str, &[f64]); 3] =
+            [("eevdf", &[2.0]), ("scx_a", &[0.5]), ("eevdf{x=0}", &[1.0])];
+        let mut report = report_of(&rows);
+        let test = ("hackbench", "-g 1");
+        assert_eq!(report.baseline(test).unwrap().scheduler, "eevdf");
+        assert_eq!(report.compared(), ["scx_a", "eevdf{x=0}"]);
+
+        report
+            .options
+            .insert(BASELINES.into(), serde_json::json!(["eevdf", "eevdf{x=0}"]));
+        let best = |report: &Report| report.baseline(test).unwrap().scheduler.clone();
+        assert_eq!(best(&report), "eevdf{x=0}");
+        assert_eq!(report.compared().len(), 3);
+        report
+            .results
+            .iter_mut()
+            .for_each(|row| row.better = Better::Higher);
+        assert_eq!(best(&report), "eevdf");
+        report.results[0].samples.clear();
+        assert_eq!(
+            best(&report),
+            "eevdf{x=0}",
+            "what has no result is not the best"
+        );
+        report.results[0].samples.push(9.0);
+        report.results[0].failed = Some("killed".into());
+        assert_eq!(best(&report), "eevdf{x=0}", "nor is what failed");
     }
 
     #[test]

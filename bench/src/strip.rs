@@ -8,7 +8,7 @@ use plotters::prelude::*;
 
 use crate::plot::{Area, COLOURS, draw_svg, failed};
 use crate::relation::relate;
-use crate::report::{BASELINE, Report};
+use crate::report::Report;
 use crate::stats::{Average, interval};
 
 const WIDTH: u32 = 960;
@@ -43,7 +43,7 @@ pub fn render(report: &Report, test: (&str, &str)) -> Result<Option<String>> {
 fn collect<'a>(report: &'a Report, test: (&str, &str)) -> Vec<Bar<'a>> {
     let schedulers = report.schedulers();
     let bar = |(index, scheduler): (usize, &&'a str)| {
-        let base = report.row(test, BASELINE)?;
+        let base = report.baseline(test)?;
         let row = report.row(test, scheduler)?;
         if row.failed.is_some() {
             return None;

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use crate::relation::Relation;
-use crate::report::{BASELINE, Judged, Report, Row};
+use crate::report::{Judged, Report, Row};
 use crate::stats::{Average, variation_percent};
 use crate::verdicts::Verdicts;
 
@@ -39,7 +39,7 @@ pub fn render(report: &Report, style: Style) -> String {
     if !text.is_empty() {
         text.push_str(&match report.until_sure() {
             Some(margin) => describe_until_sure(report, margin),
-            None => format!("{NORMALIZED}{FIXED}{MIXED}"),
+            None => format!("{}{FIXED}{MIXED}", describe_figures(report)),
         });
         let kernels = report.origin().kernels();
         if kernels != report.kernel {
@@ -58,11 +58,12 @@ fn describe_until_sure(report: &Report, margin: f64) -> String {
     let limit = limit.map_or_else(|| lengths.clone().max().unwrap_or(0), |n| n as usize);
     let fixed = (report.results.len() * limit).max(1);
     format!(
-        "{NORMALIZED}\
+        "{}\
          Each row ran until it was decided (always-valid rank test, p < 0.05), for {} to {} of at \
          most {limit} rounds.\n\
          same: known to be smaller than {:.1} %; unsure: not decided within the rounds. Together \
          {:.0} % of the runs that {limit} rounds of each take.\n{MIXED}",
+        describe_figures(report),
         lengths.clone().min().unwrap_or(0),
         lengths.max().unwrap_or(0),
         100.0 * margin,
@@ -90,7 +91,7 @@ pub fn render_tables(report: &Report, style: Style) -> String {
     let verdicts = Verdicts::of(report);
     let mut text = String::new();
     for workload in report.workloads() {
-        let mut lines = vec![header(workload, &schedulers)];
+        let mut lines = vec![header(report, workload, &schedulers)];
         let tests = report.tests_of(workload).into_iter();
         lines.extend(tests.map(|test| line(report, &verdicts, test, &schedulers)));
         write_lines(&mut text, &lines, style, Align::Left);
@@ -99,10 +100,15 @@ pub fn render_tables(report: &Report, style: Style) -> String {
     text
 }
 
-const NORMALIZED: &str = "\
-normalized to eevdf [improvement %](coefficient of variation %); averages are arithmetic, \
-harmonic for rates.
-";
+/// The legend of the figures in a cell.
+fn describe_figures(report: &Report) -> String {
+    format!(
+        "normalized to {} [improvement %](coefficient of variation %); averages are arithmetic, \
+         harmonic for rates.\n",
+        report.normalized_to()
+    )
+}
+
 const FIXED: &str = "\
 same: no real difference (Mann-Whitney U, p >= 0.05); few: too few rounds to tell \
 (at least 4 are needed).
@@ -112,8 +118,9 @@ mixed: most samples differ one way, the average the other, because of outliers.
 ";
 
 /// The header of a workload's table: a column for the baseline's average and for each scheduler.
-fn header(workload: &str, schedulers: &[&str]) -> Vec<String> {
-    let mut cells = vec![workload.to_string(), format!("{BASELINE} average")];
+fn header(report: &Report, workload: &str, schedulers: &[&str]) -> Vec<String> {
+    let base = report.baseline_name();
+    let mut cells = vec![workload.to_string(), format!("{base} average")];
     cells.extend(schedulers.iter().map(|s| (*s).to_string()));
     cells
 }
@@ -125,7 +132,7 @@ fn line(
     test: (&str, &str),
     schedulers: &[&str],
 ) -> Vec<String> {
-    let base = report.row(test, BASELINE);
+    let base = report.baseline(test);
     let average = match base {
         Some(row) if !row.samples.is_empty() => {
             format!(
@@ -139,13 +146,13 @@ fn line(
     let mut cells = vec![test.1.to_string(), average];
     cells.extend(schedulers.iter().map(|scheduler| {
         let row = report.row(test, scheduler);
-        cell(row, row.and_then(|row| verdicts.get(report, row)))
+        cell(report, row, row.and_then(|row| verdicts.get(report, row)))
     }));
     cells
 }
 
 /// The cell of a row: `-` without samples, `FAILED` if the scheduler or workload failed.
-fn cell(row: Option<&Row>, judged: Option<(Relation, Judged)>) -> String {
+fn cell(report: &Report, row: Option<&Row>, judged: Option<(Relation, Judged)>) -> String {
     let Some(row) = row else { return "-".into() };
     if row.failed.is_some() {
         return "FAILED".into();
@@ -153,7 +160,7 @@ fn cell(row: Option<&Row>, judged: Option<(Relation, Judged)>) -> String {
     let (normalized, improvement, mark) = match judged {
         Some((relation, judged)) => (relation.normalized, relation.improvement, judged.mark()),
         // The kernel list prints the baseline's own improvement as -0.00.
-        None if row.scheduler == BASELINE && !row.samples.is_empty() => (1.0, -0.0, ""),
+        None if report.is_baseline(row) && !row.samples.is_empty() => (1.0, -0.0, ""),
         None => return "-".into(),
     };
     let variation = variation_percent(&row.samples);

@@ -16,7 +16,7 @@
 //! The verdict of a row stays as it is: a reader who asks about this row only needs no correction.
 
 use crate::relation::{Relation, relate};
-use crate::report::{BASELINE, Judged, Report, Row};
+use crate::report::{Judged, Report, Row};
 use crate::sequential::decide;
 use crate::stats::Verdict;
 
@@ -40,13 +40,13 @@ pub struct Verdicts {
 }
 
 impl Verdicts {
-    /// Judges each row against the baseline's.
+    /// Judges each row against the baseline's of its test.
     pub fn of(report: &Report) -> Self {
         let relation = |row: &Row| {
-            if row.scheduler == BASELINE || row.failed.is_some() {
+            let base = report.baseline(row.test())?;
+            if base.scheduler == row.scheduler || row.failed.is_some() {
                 return None;
             }
-            let base = report.row(row.test(), BASELINE)?;
             let relation = relate(base, row)?;
             Some(match report.until_sure() {
                 Some(margin) => decided(base, row, relation, margin),
@@ -96,6 +96,9 @@ impl Verdicts {
         let mut tally = Tally::default();
         for test in report.tests() {
             let row = report.row(test, scheduler);
+            if row.is_some_and(|row| report.is_baseline(row)) {
+                continue;
+            }
             *match row.and_then(|row| self.get(report, row)) {
                 None => &mut tally.missing,
                 Some((r, _)) if r.verdict != Verdict::Different => &mut tally.undecided,

@@ -99,6 +99,7 @@ pub fn run(args: &Args) -> Result<Finding> {
     Ok(describe(&results, elapsed, total))
 }
 
+/// Makes the text and the JSON of a result, with the spread and the worst deviation.
 fn describe(hogs: &[Hog], elapsed: f64, total: f64) -> Finding {
     let times = || hogs.iter().map(|hog| hog.cpu_s);
     let (min, max) = (
@@ -142,7 +143,8 @@ fn describe(hogs: &[Hog], elapsed: f64, total: f64) -> Finding {
     }
 }
 
-/// Runs the hogs; returns the elapsed seconds and each one's CPU and waiting seconds.
+/// Runs the hogs; returns the elapsed seconds, and the seconds that each hog ran and waited. A gate
+/// starts all of them at once, so that none runs alone at first.
 fn measure(hogs: &[(i32, Policy)], args: &Args) -> Result<(f64, Vec<(f64, f64)>)> {
     let gate = StartGate::new()?;
     // Each child consumes its own copy of the gate, because a fork duplicates the descriptors.

@@ -82,6 +82,7 @@ struct Finding {
     holds: bool,
 }
 
+/// Exits with 2 if a check does not hold, and with 1 if the load could not run.
 fn main() -> ExitCode {
     if let Some(code) = beside::build_step() {
         return code;
@@ -102,6 +103,7 @@ fn print_manual() -> Result<bool> {
     Ok(true)
 }
 
+/// Runs a subcommand and prints its result; whether its check holds.
 fn run(load: Load) -> Result<bool> {
     let (finding, json) = match load {
         Load::Hogs(args) => (hogs::run(&args)?, args.json),

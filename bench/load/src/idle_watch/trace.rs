@@ -118,7 +118,8 @@ impl Recorder {
             .with_context(|| format!("open {}", path.display()))
     }
 
-    /// How full the fullest buffer is, 0 to 1.
+    /// How full the fullest buffer is, 0 to 1. The caller ends its run before a buffer drops
+    /// events.
     pub fn fill(&self, kib_per_cpu: usize) -> Result<f64> {
         let mut most = 0.0_f64;
         for cpu in self.cpus()? {
@@ -265,11 +266,13 @@ impl Recorder {
         Ok(cpus)
     }
 
+    /// Writes a file of the instance, which changes a setting of it.
     fn write(&self, file: &str, text: &str) -> Result<()> {
         let path = self.folder.join(file);
         fs::write(&path, text).with_context(|| format!("write `{text}` to {}", path.display()))
     }
 
+    /// Reads a file of the instance.
     fn read(&self, file: &str) -> Result<String> {
         let path = self.folder.join(file);
         fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
@@ -277,6 +280,7 @@ impl Recorder {
 }
 
 impl Drop for Recorder {
+    /// Removes the instance, which would otherwise record until the machine ends.
     fn drop(&mut self) {
         let _ = self.write("tracing_on", "0");
         // Removing an instance fails while markers are open in a child that is still ending.
@@ -313,6 +317,7 @@ struct Format {
 }
 
 impl Format {
+    /// Reads the `format` file of an event; an error if the kernel does not have the event.
     fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).with_context(|| {
             format!("read {}: does the kernel have this event?", path.display())
@@ -381,8 +386,11 @@ impl Format {
     }
 }
 
-/// Walks the records of one raw ring-buffer page of a 64-bit little-endian kernel:
-/// a 64-bit time, a 64-bit length with flags on top, then records with a 27-bit time delta each.
+/// Calls `each` with the time and the data of every record in a raw ring-buffer page of a 64-bit
+/// little-endian kernel. Returns None if the page is damaged.
+///
+/// A page is a 64-bit time, a 64-bit length with flags on top, then records with a 27-bit time
+/// delta each.
 fn decode_page(page: &[u8], mut each: impl FnMut(u64, &[u8])) -> Option<()> {
     const PADDING: u32 = 29;
     const TIME_EXTEND: u32 = 30;
@@ -423,7 +431,8 @@ fn decode_page(page: &[u8], mut each: impl FnMut(u64, &[u8])) -> Option<()> {
     Some(())
 }
 
-/// The tasks whose affinity is changed by markers up to a time (all, without one).
+/// The tasks whose affinity is changed by markers up to a time, or in the whole trace if no time is
+/// given.
 pub fn tasks_with_markers(trace: &Trace, until: Option<u64>) -> HashSet<i32> {
     trace
         .records
