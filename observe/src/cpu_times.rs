@@ -5,8 +5,9 @@
 //! counts the lines, and so gives an online CPU behind an offline one a wrong number.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
+use std::fs::{self, File};
+use std::io::{Read, Seek};
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -36,62 +37,128 @@ pub struct CpuTimes {
     pub runnable: u64,
 }
 
-impl CpuTimes {
-    /// Reads the times below `root`, which is `/` but in tests; none where there is no such file.
-    pub fn read(root: &Path) -> CpuTimes {
-        let text = fs::read_to_string(root.join("proc/stat")).unwrap_or_default();
-        let waits = waits(root);
+/// The files of the times. They stay open, and are read anew from their beginning.
+pub struct CpuFiles {
+    root: PathBuf,
+    stat: Kept,
+    schedstat: Kept,
+    /// By CPU number: the highest frequency and the file of the one now; none where cpufreq has no
+    /// driver, so that its folder is looked for once.
+    frequencies: BTreeMap<usize, Option<(f64, Kept)>>,
+}
+
+impl CpuFiles {
+    /// The files below `root`, which is `/` but in tests.
+    pub fn new(root: &Path) -> CpuFiles {
+        CpuFiles {
+            root: root.into(),
+            stat: Kept::new(root.join("proc/stat")),
+            schedstat: Kept::new(root.join("proc/schedstat")),
+            frequencies: BTreeMap::new(),
+        }
+    }
+
+    /// Reads the times; none where there is no such file.
+    pub fn read(&mut self) -> CpuTimes {
+        let waits = waits(self.schedstat.read());
         let mut times = CpuTimes::default();
-        for line in text.lines() {
-            let mut words = line.split_whitespace();
-            let name = words.next().unwrap_or_default();
-            let numbers: Vec<u64> = words.map_while(|word| word.parse().ok()).collect();
+        for line in self.stat.read().lines() {
+            let (name, numbers) = line.split_once(' ').unwrap_or((line, ""));
             let number = name
                 .strip_prefix("cpu")
                 .and_then(|number| number.parse().ok());
-            match (number, numbers.as_slice()) {
-                // The times of guests, which follow, are counted in `user` and `nice` already.
-                (Some(number), [user, nice, system, idle, iowait, irq, softirq, steal, ..]) => {
-                    let time = CpuTime {
-                        busy: user + nice + system + irq + softirq,
-                        idle: idle + iowait,
-                        steal: *steal,
-                        waited_ns: waits.get(&number).copied().unwrap_or(0),
-                        frequency: frequency(root, number),
-                    };
-                    times.cpus.insert(number, time);
-                }
-                (None, [runnable]) if name == "procs_running" => times.runnable = *runnable,
-                _ => {}
+            if let Some(number) = number {
+                times.cpus.extend(cpu_time(numbers).map(|time| {
+                    let waited_ns = waits.get(&number).copied().unwrap_or(0);
+                    (number, CpuTime { waited_ns, ..time })
+                }));
+            } else if name == "procs_running" {
+                times.runnable = numbers.trim().parse().unwrap_or(0);
             }
+        }
+        for (number, time) in &mut times.cpus {
+            time.frequency = self.frequency(*number);
         }
         times
     }
+
+    /// Reads the frequency of a CPU, as a part of its highest one.
+    fn frequency(&mut self, cpu: usize) -> Option<f64> {
+        let file = self.frequencies.entry(cpu).or_insert_with(|| {
+            let folder = format!("sys/devices/system/cpu/cpu{cpu}/cpufreq");
+            let folder = self.root.join(folder);
+            let highest = fs::read_to_string(folder.join("cpuinfo_max_freq")).ok()?;
+            let highest = highest.trim().parse().ok().filter(|khz| *khz > 0.0)?;
+            Some((highest, Kept::new(folder.join("scaling_cur_freq"))))
+        });
+        let (highest, now) = file.as_mut()?;
+        let now: f64 = now.read().trim().parse().ok()?;
+        Some(now / *highest)
+    }
 }
 
-/// Reads how long the tasks that ran on each CPU had waited, in nanoseconds.
-fn waits(root: &Path) -> BTreeMap<usize, u64> {
+/// Returns the times in a CPU's line of `/proc/stat`, behind its name.
+fn cpu_time(numbers: &str) -> Option<CpuTime> {
+    let mut numbers = numbers.split_ascii_whitespace().map(str::parse::<u64>);
+    let mut next = || numbers.next()?.ok();
+    // The times of guests, which follow, are counted in `user` and `nice` already.
+    let [user, nice, system, idle] = [next()?, next()?, next()?, next()?];
+    let [iowait, irq, softirq, steal] = [next()?, next()?, next()?, next()?];
+    Some(CpuTime {
+        busy: user + nice + system + irq + softirq,
+        idle: idle + iowait,
+        steal,
+        ..CpuTime::default()
+    })
+}
+
+/// Returns how long the tasks that ran on each CPU had waited, in nanoseconds.
+fn waits(schedstat: &str) -> BTreeMap<usize, u64> {
     /// Where the run delay stands behind the CPU's name, in every version of the file.
     const RUN_DELAY: usize = 7;
-    let text = fs::read_to_string(root.join("proc/schedstat")).unwrap_or_default();
-    let cpus = text.lines().filter_map(|line| line.strip_prefix("cpu"));
+    let cpus = schedstat
+        .lines()
+        .filter_map(|line| line.strip_prefix("cpu"));
     cpus.filter_map(|line| {
-        let mut words = line.split_whitespace();
+        let mut words = line.split_ascii_whitespace();
         let number = words.next()?.parse().ok()?;
         Some((number, words.nth(RUN_DELAY)?.parse().ok()?))
     })
     .collect()
 }
 
-/// Reads the frequency of a CPU, as a part of its highest one.
-fn frequency(root: &Path, cpu: usize) -> Option<f64> {
-    let folder = root.join(format!("sys/devices/system/cpu/cpu{cpu}/cpufreq"));
-    let read = |file: &str| -> Option<f64> {
-        let text = fs::read_to_string(folder.join(file)).ok()?;
-        text.trim().parse().ok()
-    };
-    let highest = read("cpuinfo_max_freq").filter(|khz| *khz > 0.0)?;
-    Some(read("scaling_cur_freq")? / highest)
+/// A file that stays open.
+struct Kept {
+    path: PathBuf,
+    file: Option<File>,
+    text: Vec<u8>,
+}
+
+impl Kept {
+    fn new(path: PathBuf) -> Kept {
+        Kept {
+            path,
+            file: None,
+            text: Vec::new(),
+        }
+    }
+
+    /// Reads the file as it is now; no text where that is not possible.
+    fn read(&mut self) -> &str {
+        self.text.clear();
+        let read = match &mut self.file {
+            Some(file) => file.rewind(),
+            closed => File::open(&self.path).map(|file| {
+                *closed = Some(file);
+            }),
+        };
+        let file = self.file.as_mut().filter(|_| read.is_ok());
+        if file.is_none_or(|file| file.read_to_end(&mut self.text).is_err()) {
+            self.file = None;
+            self.text.clear();
+        }
+        str::from_utf8(&self.text).unwrap_or_default()
+    }
 }
 
 #[cfg(test)]
@@ -111,7 +178,8 @@ mod tests {
         fs::write(root.path().join("proc/stat"), text).unwrap();
         let text = "version 17\ntimestamp 4294\ncpu0 1 2 3 4 5 6 70 80 9\ndomain0 MC 3 0 0\n";
         fs::write(root.path().join("proc/schedstat"), text).unwrap();
-        let times = CpuTimes::read(root.path());
+        let mut files = CpuFiles::new(root.path());
+        let times = files.read();
         assert_eq!(times.runnable, 3);
         assert_eq!(times.cpus.keys().copied().collect::<Vec<_>>(), [0, 2]);
         let expected = CpuTime {
@@ -123,6 +191,11 @@ mod tests {
         };
         assert_eq!(times.cpus[&0], expected);
         assert_eq!(times.cpus[&2].frequency, Some(0.25));
-        assert_eq!(CpuTimes::read(Path::new("/none")), CpuTimes::default());
+        fs::write(root.path().join("proc/stat"), "cpu0 1 2 3 40 5 6 7 9\n").unwrap();
+        assert_eq!(files.read().cpus[&0].steal, 9, "a file that stays open");
+        assert_eq!(
+            CpuFiles::new(Path::new("/none")).read(),
+            CpuTimes::default()
+        );
     }
 }

@@ -28,11 +28,10 @@ pub struct Latency {
 }
 
 impl Histogram {
-    /// Adds the counts of one CPU, slot by slot.
-    fn add(&mut self, counts: impl Iterator<Item = u64>) {
-        for (slot, count) in (0..).zip(counts).filter(|(_, count)| *count > 0) {
-            *self.0.entry(slot).or_default() += count;
-        }
+    /// Keeps the slots in which there are times.
+    fn of(counts: &[u64]) -> Histogram {
+        let slots = (0..).zip(counts.iter().copied());
+        Histogram(slots.filter(|(_, count)| *count > 0).collect())
     }
 
     /// Returns how many times were counted.
@@ -82,9 +81,7 @@ mod tests {
         for (slot, count) in counts {
             slots[*slot] = *count;
         }
-        let mut histogram = Histogram::default();
-        histogram.add(slots.into_iter());
-        histogram
+        Histogram::of(&slots)
     }
 
     #[test]

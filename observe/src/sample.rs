@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use crate::cpu_times::CpuTimes;
+use crate::cpu_times::{CpuFiles, CpuTimes};
 use crate::kernel::SchedExt;
 use crate::latency::Latency;
 use crate::scheduler::{Scheduler, Status};
@@ -39,12 +39,14 @@ fn not_measured() -> std::result::Result<Latency, String> {
 }
 
 /// Where samples come from.
-#[derive(Clone, Debug)]
 pub struct Source {
     socket: PathBuf,
     root: PathBuf,
     patience: Duration,
     topology: Topology,
+    cpu_files: CpuFiles,
+    /// The connection of the last sample.
+    scheduler: Option<Scheduler>,
 }
 
 impl Source {
@@ -56,18 +58,41 @@ impl Source {
             root: root.into(),
             patience,
             topology: Topology::default(),
+            cpu_files: CpuFiles::new(root),
+            scheduler: None,
         }
     }
 
-    /// Takes a sample, within some tenths of a second, because the scheduler looks for requests ten
-    /// times a second.
+    /// Takes a sample for the screen, which shows no measurements of single CPUs, so that these are
+    /// not asked for. It takes some tenths of a second, because the scheduler looks for requests ten
+    /// times a second. The connection is kept for the next sample.
     pub fn take(&mut self) -> Sample {
-        let connected = Scheduler::connect(&self.socket, self.patience);
-        let answered = connected.and_then(|mut scheduler| scheduler.status());
+        let answered = self.ask_again();
         self.complete(answered)
     }
 
-    /// Takes a sample, and the scheduler's explanations of its counters.
+    /// Asks over the kept connection. If the scheduler at its end has ended, asks the one that
+    /// serves now.
+    fn ask_again(&mut self) -> Result<Status> {
+        let begin = Instant::now();
+        if let Some(mut kept) = self.scheduler.take() {
+            let answered = kept.status_without_cpus();
+            if answered.is_ok() {
+                self.scheduler = Some(kept);
+                return answered;
+            }
+            // It lives and is slow: a second wait as long would only make the sample later.
+            if begin.elapsed() >= self.patience {
+                return answered;
+            }
+        }
+        let mut scheduler = Scheduler::connect(&self.socket, self.patience)?;
+        let status = scheduler.status_without_cpus()?;
+        self.scheduler = Some(scheduler);
+        Ok(status)
+    }
+
+    /// Takes a sample of everything, and the scheduler's explanations of its counters.
     pub fn take_explained(&mut self) -> (Sample, BTreeMap<String, String>) {
         let answered = Scheduler::connect(&self.socket, self.patience).and_then(|mut scheduler| {
             let explanations = scheduler.explanations()?;
@@ -82,13 +107,14 @@ impl Source {
     /// Adds the kernel's side to the scheduler's answer.
     fn complete(&mut self, answered: Result<Status>) -> Sample {
         self.follow_topology();
+        let cpu_times = self.cpu_files.read();
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
         Sample {
             at: since_1970.map_or(0.0, |time| time.as_secs_f64()),
             status: answered.map_err(|error| format!("{error:#}")),
             sched_ext: SchedExt::read(&self.root),
             topology: self.topology.clone(),
-            cpu_times: CpuTimes::read(&self.root),
+            cpu_times,
             latency: not_measured(),
         }
     }
@@ -98,6 +124,7 @@ impl Source {
     fn follow_topology(&mut self) {
         if Topology::read_online(&self.root) != self.topology.online {
             self.topology = Topology::read(&self.root);
+            self.cpu_files = CpuFiles::new(&self.root);
         }
     }
 }

@@ -154,9 +154,21 @@ impl Scheduler {
     /// When it does not answer in time, or is another scheduler than scx_magpie.
     pub fn status(&mut self) -> Result<Status> {
         Ok(Status {
+            cpus: self.ask::<Cpus>("cpus")?.cpus,
+            ..self.status_without_cpus()?
+        })
+    }
+
+    /// Asks for everything but the measurements of each CPU, which on a large machine are most of
+    /// the answer.
+    ///
+    /// # Errors
+    /// As those of [`Scheduler::status`].
+    pub fn status_without_cpus(&mut self) -> Result<Status> {
+        Ok(Status {
             counters: self.ask("totals")?,
             preferred: self.preferred()?,
-            cpus: self.ask::<Cpus>("cpus")?.cpus,
+            cpus: BTreeMap::new(),
             cgroups: self.ask::<Cgroups>("cgroups")?.cgroups,
         })
     }

@@ -1,11 +1,14 @@
 //! `magpie top`: a screen of what the scheduler does, now or as recorded.
 //!
 //! ```text
-//!   sampling thread | recording  -->  App: moments, keys  -->  screen: heat map, rates, cgroups
+//!   sampling thread | recording  --.
+//!                                   >-->  App: moments  -->  screen: heat map, rates, cgroups
+//!   thread of the keys ------------'
 //! ```
 //!
 //! Samples are taken in a thread of its own, because the scheduler answers only some tenths of a
-//! second later, and keys must not wait for that.
+//! second later, and keys must not wait for that. Keys have a thread, too, so that the screen sleeps
+//! until one of both has something, and draws once for each.
 
 mod app;
 mod heat_map;
@@ -13,6 +16,7 @@ mod moment;
 mod picture;
 mod recording;
 mod screen;
+mod text;
 
 use std::fs;
 use std::io::{self, IsTerminal, Write};
@@ -20,14 +24,14 @@ use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use ratatui::DefaultTerminal;
 use ratatui::buffer::Buffer;
-use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use ratatui::crossterm::event::{self, Event, KeyEvent, KeyEventKind};
 use ratatui::layout::Rect;
 
 use crate::latency::probe::Probe;
@@ -36,12 +40,11 @@ use crate::scheduler::SOCKET;
 use app::App;
 use recording::Recorder;
 
-/// How long the program waits for a key before it looks for a new sample.
-const POLL: Duration = Duration::from_millis(100);
-
 /// How long one answer of the scheduler may take. In a guest that its host holds back, five seconds
 /// were sometimes too short.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+const NO_SAMPLES: &str = "the thread that takes samples has ended";
 
 /// The screen that is printed where there is no terminal.
 const PLAIN: Rect = Rect::new(0, 0, 80, 24);
@@ -109,7 +112,7 @@ pub fn run(args: &Args) -> Result<u8> {
     let mut feed = match &args.replay {
         Some(file) => {
             app.load(recording::read(file)?);
-            Feed::Recording(Instant::now())
+            Feed::recorded()
         }
         None => {
             let recorder = args.record.as_deref().map(Recorder::create).transpose()?;
@@ -143,15 +146,58 @@ pub fn run(args: &Args) -> Result<u8> {
     Ok(0)
 }
 
+/// What the threads tell the screen.
+enum News {
+    /// The running scheduler was asked; an error if the recording could not be written.
+    Sample(Box<Result<Sample>>),
+    /// A key was pressed.
+    Key(KeyEvent),
+    /// The terminal has another size.
+    Resized,
+    /// The thread that takes samples has ended.
+    NoSamples,
+    /// The terminal is gone.
+    NoTerminal(io::Error),
+}
+
 /// Where the screen's samples come from.
-enum Feed {
-    /// The running scheduler: samples, and the interval in milliseconds between them.
-    Live(Receiver<Result<Sample>>, Arc<AtomicU64>),
+enum Origin {
+    /// The running scheduler, with the interval in milliseconds between them.
+    Live(Arc<AtomicU64>),
     /// A recording, and when its last sample was shown.
     Recording(Instant),
 }
 
+/// Everything that changes the screen.
+struct Feed {
+    origin: Origin,
+    news: Receiver<News>,
+    /// For the thread of the keys.
+    sender: Sender<News>,
+}
+
+/// Tells the screen when the thread that takes samples ends, also if it panics.
+struct End(Sender<News>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // The screen may be gone already.
+        let _ = self.0.send(News::NoSamples);
+    }
+}
+
 impl Feed {
+    /// A feed of a recording that was just loaded.
+    fn recorded() -> Feed {
+        let (sender, news) = channel();
+        let origin = Origin::Recording(Instant::now());
+        Feed {
+            origin,
+            news,
+            sender,
+        }
+    }
+
     /// Starts the thread that takes samples, with latencies if they are asked for, and writes them
     /// to the recorder.
     fn live(
@@ -160,10 +206,15 @@ impl Feed {
         interval: f64,
         mut recorder: Option<Recorder>,
     ) -> Feed {
-        let (sender, receiver) = channel();
+        let (sender, news) = channel();
         let pause_ms = Arc::new(AtomicU64::new((interval * 1e3) as u64));
-        let pause = pause_ms.clone();
+        let feed = Feed {
+            origin: Origin::Live(pause_ms.clone()),
+            news,
+            sender: sender.clone(),
+        };
         thread::spawn(move || {
+            let _end = End(sender.clone());
             let mut object = MaybeUninit::uninit();
             let mut probe = has_latency.then(|| Probe::start(&mut object));
             loop {
@@ -178,56 +229,81 @@ impl Feed {
                 }
                 let recorded = recorder.as_mut().map_or(Ok(()), |file| file.write(&sample));
                 let has_failed = recorded.is_err();
-                if sender.send(recorded.map(|()| sample)).is_err() || has_failed {
+                let news = News::Sample(Box::new(recorded.map(|()| sample)));
+                if sender.send(news).is_err() || has_failed {
                     return;
                 }
-                let pause = Duration::from_millis(pause.load(Ordering::Relaxed));
+                let pause = Duration::from_millis(pause_ms.load(Ordering::Relaxed));
                 thread::sleep(pause.saturating_sub(begin.elapsed()));
             }
         });
-        Feed::Live(receiver, pause_ms)
+        feed
     }
 
-    /// Gives the app what is new, and returns whether there was anything.
-    fn pour(&mut self, app: &mut App) -> Result<bool> {
-        let mut is_new = false;
-        match self {
-            Feed::Live(samples, pause_ms) => {
-                for sample in samples.try_iter() {
-                    app.push(sample?);
-                    is_new = true;
+    /// Starts the thread that reads keys. It ends with the process, because nothing else makes it
+    /// stop to wait for a key.
+    fn listen(&self) {
+        let sender = self.sender.clone();
+        thread::spawn(move || {
+            loop {
+                let news = match event::read() {
+                    Ok(Event::Key(key)) if key.kind == KeyEventKind::Press => News::Key(key),
+                    Ok(Event::Resize(..)) => News::Resized,
+                    Ok(_) => continue,
+                    Err(error) => News::NoTerminal(error),
+                };
+                let is_last = matches!(news, News::NoTerminal(_));
+                if sender.send(news).is_err() || is_last {
+                    return;
                 }
-                pause_ms.store((app.interval() * 1e3) as u64, Ordering::Relaxed);
             }
-            Feed::Recording(shown) => {
-                if shown.elapsed() >= app.pace() {
+        });
+    }
+
+    /// Sleeps until there is something new, and gives it to the app.
+    fn pour(&mut self, app: &mut App) -> Result<()> {
+        let news = match &mut self.origin {
+            Origin::Live(_) => self.news.recv().ok(),
+            Origin::Recording(shown) => {
+                let left = app.pace().saturating_sub(shown.elapsed());
+                let news = self.news.recv_timeout(left).ok();
+                if news.is_none() {
                     *shown = Instant::now();
                     app.advance();
-                    is_new = true;
                 }
+                news
             }
+        };
+        match news {
+            Some(News::Sample(sample)) => app.push((*sample)?),
+            Some(News::Key(key)) => app.press(key),
+            Some(News::NoTerminal(error)) => return Err(error).context("reading keys"),
+            Some(News::NoSamples) => bail!(NO_SAMPLES),
+            Some(News::Resized) | None => {}
         }
-        Ok(is_new)
+        if let Origin::Live(pause_ms) = &self.origin {
+            pause_ms.store((app.interval() * 1e3) as u64, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Waits for a sample of the running scheduler, and gives it to the app. For a screen without
+    /// keys.
+    fn pour_sample(&mut self, app: &mut App) -> Result<()> {
+        match self.news.recv() {
+            Ok(News::Sample(sample)) => app.push((*sample)?),
+            _ => bail!(NO_SAMPLES),
+        }
+        Ok(())
     }
 }
 
-/// Draws the app and obeys keys until the user quits. Draws only what is new: drawing after each wait
-/// for a key was most of what this screen cost.
+/// Draws the app whenever something is new, until the user quits.
 fn show(terminal: &mut DefaultTerminal, app: &mut App, feed: &mut Feed) -> Result<()> {
-    let mut is_old = true;
+    feed.listen();
     while !app.is_over() {
-        is_old |= feed.pour(app)?;
-        if is_old {
-            terminal.draw(|frame| screen::draw(app, frame.area(), frame.buffer_mut()))?;
-        }
-        // A key, or another size of the terminal.
-        is_old = event::poll(POLL)?;
-        if is_old
-            && let Event::Key(key) = event::read()?
-            && key.kind == KeyEventKind::Press
-        {
-            app.press(key);
-        }
+        terminal.draw(|frame| screen::draw(app, frame.area(), frame.buffer_mut()))?;
+        feed.pour(app)?;
     }
     Ok(())
 }
@@ -236,16 +312,16 @@ fn show(terminal: &mut DefaultTerminal, app: &mut App, feed: &mut Feed) -> Resul
 fn print_screens(app: &mut App, feed: &mut Feed, count: u32) -> Result<Buffer> {
     let mut buffer = Buffer::empty(PLAIN);
     for index in 0..count {
-        match feed {
-            Feed::Live(samples, _) => {
+        match feed.origin {
+            Origin::Live(_) => {
                 // Rates are between two samples, so the first screen waits for the second one.
                 let missing = if app.has_rates() { 1 } else { 2 };
-                for sample in samples.iter().take(missing) {
-                    app.push(sample?);
+                for _ in 0..missing {
+                    feed.pour_sample(app)?;
                 }
             }
-            Feed::Recording(_) if index > 0 => app.advance(),
-            Feed::Recording(_) => {}
+            Origin::Recording(_) if index > 0 => app.advance(),
+            Origin::Recording(_) => {}
         }
         buffer.reset();
         screen::draw(app, PLAIN, &mut buffer);

@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, OpenObject};
 
-use super::Latency;
 use super::skeleton::{LatencySkel, LatencySkelBuilder};
+use super::{Histogram, Latency};
 
 /// About how many waits are measured in a second, of however many there are. A percentile of 1,000
 /// is as good as the screen can show.
@@ -48,14 +48,19 @@ impl<'a> Probe<'a> {
     pub fn read(&mut self) -> Result<Latency> {
         let key = 0_u32.to_ne_bytes();
         let cpus = self.skel.maps.histograms.lookup_percpu(&key, MapFlags::ANY);
-        let mut latency = Latency::default();
+        let mut counts = Vec::new();
         for bytes in cpus.context("read the histograms")?.unwrap_or_default() {
-            let (counts, _) = bytes.as_chunks();
-            let counts = counts.iter().map(|count| u64::from_ne_bytes(*count));
-            let half = counts.len() / 2;
-            latency.woken.add(counts.clone().take(half));
-            latency.requeued.add(counts.skip(half));
+            let (added, _) = bytes.as_chunks();
+            counts.resize(added.len(), 0);
+            for (count, bytes) in counts.iter_mut().zip(added) {
+                *count += u64::from_ne_bytes(*bytes);
+            }
         }
+        let (woken, requeued) = counts.split_at(counts.len() / 2);
+        let latency = Latency {
+            woken: Histogram::of(woken),
+            requeued: Histogram::of(requeued),
+        };
         let (count, now) = (
             latency.woken.count() + latency.requeued.count(),
             Instant::now(),

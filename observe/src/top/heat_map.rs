@@ -17,6 +17,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 
+use super::text::write;
 use crate::topology::Topology;
 
 /// The widths of cells, the widest first.
@@ -119,7 +120,7 @@ impl HeatMap<'_> {
         }
         if left_out > 0 && area.height > 0 {
             let text = format!("... and {left_out} more LLCs: no room");
-            buffer.set_stringn(area.x, bottom, text, area.width.into(), Style::new());
+            write(buffer, (area.x, bottom), &text, area.width, Style::new());
         }
     }
 
@@ -135,7 +136,7 @@ impl HeatMap<'_> {
         let (x, y) = (area.x + at.0, area.y + at.1);
         let label = block.label.len() as u16;
         let bold = Style::new().add_modifier(Modifier::BOLD);
-        buffer.set_stringn(x, y, &block.label, area.width.into(), bold);
+        write(buffer, (x, y), &block.label, area.width, bold);
         let columns = block.columns(area.width, cell);
         for (index, cpus) in block.cores.iter().enumerate() {
             let (row, column) = (index as u16 / columns, index as u16 % columns);
@@ -144,7 +145,7 @@ impl HeatMap<'_> {
                 let y = y + row * block.threads() + thread as u16;
                 let (text, style) = self.cell(*cpu, cell);
                 let room = area.right().saturating_sub(x);
-                buffer.set_stringn(x, y, text, room.into(), style);
+                write(buffer, (x, y), &text, room, style);
             }
         }
     }

@@ -12,6 +12,7 @@ use ratatui::widgets::{Sparkline, Widget};
 use super::app::{App, Heat};
 use super::heat_map::{self, HeatMap};
 use super::moment::Moment;
+use super::text::write;
 use crate::latency::Histogram;
 use crate::sample::Sample;
 use crate::scheduler::{Cgroup, Preferred};
@@ -211,8 +212,8 @@ impl Pen<'_> {
     /// Writes a text at a place of the screen, as far as there is room.
     fn text(&self, x: u16, y: u16, text: &str, style: Style, buffer: &mut Buffer) {
         if x < self.area.width && y < self.area.height {
-            let room = usize::from(self.area.width - x);
-            buffer.set_stringn(self.area.x + x, self.area.y + y, text, room, style);
+            let at = (self.area.x + x, self.area.y + y);
+            write(buffer, at, text, self.area.width - x, style);
         }
     }
 

@@ -119,3 +119,17 @@ fn numbers_and_paths_stay_short() {
     assert_eq!(without_target("magpie"), "magpie");
     assert_eq!(shorten("/system.slice/a", 10), "...slice/a");
 }
+
+#[test]
+fn ascii_is_written_as_any_other_text() {
+    let area = Rect::new(2, 1, 8, 2);
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    for text in ["", "12345678", "too long a text", "a\tb", "gr\u{fc}n"] {
+        for (x, room) in [(2, 8), (4, 3), (9, 80)] {
+            let (mut found, mut wanted) = (Buffer::empty(area), Buffer::empty(area));
+            write(&mut found, (x, 2), text, room, bold);
+            wanted.set_stringn(x, 2, text, room.into(), bold);
+            assert_eq!(found, wanted, "{text:?} at {x}");
+        }
+    }
+}

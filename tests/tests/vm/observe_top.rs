@@ -1,5 +1,5 @@
 //! `magpie top` on a terminal, which tmux gives it: its screens beside loads of which is known what
-//! they must show, and its keys.
+//! they must show, its keys, and what it costs.
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
@@ -19,6 +19,24 @@ const HOGS: &str = "magpie-load hogs --count 3 --cpus 0 --seconds";
 const HACKBENCH: &str =
     "(while [ ! -e /tmp/over ]; do hackbench -g 1 -l 100; done) > /dev/null 2>&1 &";
 
+/// The same in short bursts, so that CPUs mostly idle.
+const BURSTS: &str = "(while :; do hackbench -g 1 -l 10; sleep 0.3; done) > /dev/null 2>&1 &";
+
+/// The screen and its BPF program may take this part of one CPU's time.
+const MOST_COST: f64 = 0.005;
+
+/// Million instructions a second of a CPU of `vt16`, and about those of a real one.
+const MIPS: f64 = 500.0;
+const REAL_MIPS: f64 = 3_000.0;
+
+/// Prints the time of all threads of `magpie top` and of its BPF program, in nanoseconds, and how
+/// often that program ran.
+const COSTS: &str = "pid=$(pidof magpie); \
+    cat /proc/$pid/task/*/schedstat | awk '{ns += $1} END {printf \"%.0f\\n\", ns}'; \
+    cat /proc/$pid/fdinfo/* | awk '/run_time_ns/ {ns = $2} /run_cnt/ {runs = $2} \
+        END {printf \"%.0f\\n%.0f\\n\", ns, runs}'";
+
+/// Boots a guest with scx_magpie, `magpie`, and the packages of the terminal.
 fn boot_with_terminal(machine: &str) -> Result<TestGuest> {
     let magpie = program("magpie")?;
     boot_for_magpie(machine, |options| {
@@ -35,11 +53,13 @@ fn start_top(guest: &mut Guest, options: &str) -> Result<()> {
     shell(guest, &start).map(|_| ())
 }
 
+/// Sends a key to the terminal.
 fn press(guest: &mut Guest, key: &str) -> Result<()> {
     shell(guest, &format!("{TERMINAL} send-keys '{key}'")).map(|_| ())
 }
 
-/// Reads the screen until it is as expected, and returns it.
+/// Reads the screen until it is as expected, and returns it; an error that says `what` was expected
+/// if it never is.
 fn screen(guest: &mut Guest, what: &str, is_right: impl Fn(&str) -> bool) -> Result<String> {
     let mut seen = String::new();
     for _ in 0..LOOKS {
@@ -131,4 +151,49 @@ fn screens_say_what_happens_and_keys_work() -> Result<()> {
         Ok(())
     })?;
     guest.into_guest().shutdown()
+}
+
+/// The process does the same each second, so on a real CPU it takes a smaller part of the second.
+/// Its BPF program runs at each switch, of which a faster CPU makes more, so that its part stays.
+#[test]
+fn it_costs_a_two_hundredth_of_one_of_sixteen_real_cpus_at_most() -> Result<()> {
+    const SECONDS: f64 = 5.0;
+    let mut guest = boot_with_terminal("vt16")?;
+    under(&mut guest, MAGPIE, |guest| {
+        shell(guest, "echo 1 > /proc/sys/kernel/bpf_stats_enabled")?;
+        shell(guest, BURSTS)?;
+        start_top(guest, "")?;
+        screen(guest, "latencies", |screen| {
+            time(screen, "wakeup p99").is_some_and(|us| us > 0.0)
+        })?;
+        let before = costs(guest)?;
+        shell(guest, &format!("sleep {SECONDS}"))?;
+        let [process, programs, runs] = costs(guest)?;
+        let process = (process - before[0]) / 1e9 / SECONDS;
+        let runs = (runs - before[2]) / SECONDS;
+        let programs = (programs - before[1]) / 1e9 / SECONDS;
+        let real = process * MIPS / REAL_MIPS + programs;
+        let said = format!(
+            "of one CPU of {MIPS} MIPS: process {:.2} %, BPF program {:.2} % at {runs:.0} switches/s; \
+             of one of {REAL_MIPS} MIPS together {:.2} %",
+            100.0 * process,
+            100.0 * programs,
+            100.0 * real
+        );
+        println!("{said}");
+        ensure!(real < MOST_COST, "{said}");
+        Ok(())
+    })?;
+    guest.into_guest().shutdown()
+}
+
+/// Returns the nanoseconds of the process and of its BPF program, and the number of its runs.
+fn costs(guest: &mut Guest) -> Result<[f64; 3]> {
+    let text = shell(guest, COSTS)?;
+    let numbers = text
+        .lines()
+        .map(str::parse)
+        .collect::<Result<Vec<f64>, _>>()?;
+    let numbers: Result<[f64; 3], _> = numbers.try_into();
+    numbers.map_err(|_| anyhow::anyhow!("three numbers are expected:\n{text}"))
 }
