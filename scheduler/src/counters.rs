@@ -101,7 +101,7 @@ metrics! {
     "push" {
         kick_idle = magpie_event_EVENT_KICK_IDLE, "Idle CPUs kicked to take a waiting task";
         push = magpie_event_EVENT_PUSH, "Idle CPUs kicked at once, because a task was requeued";
-        taken = magpie_event_EVENT_TAKEN, "Offers of the tasks on a CPU that a task of a higher class keeps";
+        patience = magpie_event_EVENT_PATIENCE, "Offers of tasks that waited for a CPU, which another task took and kept";
     }
     "cpu-weight" {
         share_update = magpie_event_EVENT_SHARE_UPDATE, "Calculations of the shares of all cgroups";
@@ -162,8 +162,8 @@ impl Metrics {
             "fork       {} new tasks searched another LLC\n\
              spread     {} running tasks left a shared core\n\
              balance    {} tasks pulled by busy CPUs; {} scans of other LLCs\n\
-             push       {} idle CPUs kicked, {} of them by a push; {} offers from behind tasks \
-             of a higher class\n\
+             push       {} idle CPUs kicked, {} of them by a push; {} offers of tasks that \
+             waited in vain for their CPU\n\
              preferred  {} tasks moved away from CPUs that are not preferred\n\
              idle       {} entries to idle; {} tasks found that were queued unseen",
             self.fork_away,
@@ -172,7 +172,7 @@ impl Metrics {
             self.turn,
             self.kick_idle,
             self.push,
-            self.taken,
+            self.patience,
             self.backoff,
             self.idle_enter,
             self.rescue

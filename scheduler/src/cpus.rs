@@ -44,7 +44,7 @@ pub struct CpuStatus {
     pub targets_set: u64,
 }
 
-/// What a CPU asks for.
+/// The utilisation of a CPU, and the performance that it asks for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Performance {
     /// Of 1024.

@@ -1,5 +1,6 @@
-//! Who decides how fast the CPUs run. Under the governor schedutil scx_magpie asks for performance
-//! (mechanism "frequency"); `scx_magpie check` and the log say whether it does.
+//! Reads which driver and governors set the CPUs' frequencies. Under the governor schedutil
+//! scx_magpie asks for performance (mechanism "frequency"); `scx_magpie check` and the log say
+//! whether it does.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,7 +25,7 @@ pub struct FrequencyReport {
     /// Driver and governors.
     #[serde(flatten)]
     pub found: Frequency,
-    /// What that means for scx_magpie, with the remedy.
+    /// The consequence for scx_magpie, with the remedy.
     pub note: &'static str,
 }
 

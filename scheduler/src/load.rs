@@ -89,7 +89,7 @@ fn size_maps(skel: &mut OpenBpfSkel) -> Result<()> {
     let rodata = skel.maps.rodata_data.as_ref().context(NO_CONSTANTS)?;
     let nr_cpus = rodata.nr_cpus;
     let (weight, hrtick) = (rodata.cpu_weight_enabled, rodata.hrtick_enabled);
-    skel.maps.taken_timers.set_max_entries(nr_cpus)?;
+    skel.maps.patience_timers.set_max_entries(nr_cpus)?;
     if weight {
         skel.maps.cgroup_rows.set_max_entries(nr_cpus)?;
     }

@@ -138,6 +138,8 @@ mechanisms! {
     "queue" in ["queue/queue.bpf.h", "queue/fair.bpf.h", "queue/overloaded.bpf.h", "queue/hrtick.bpf.h"] {
         /// Leave out wakeup preemption: a woken task waits for the end of the running task's slice
         Part(no_preempt) clears preempt_enabled;
+        /// Leave out that the much shorter task runs first where no other waits: deadlines decide
+        Part(no_shorter_first) clears shorter_first_enabled;
         /// Leave out the timer that ends a request in time: a waiting task then waits for a tick
         Part(no_hrtick) clears hrtick_enabled;
         /// Ignore slices that were asked for with sched_setattr(2): every task has the same slice
@@ -197,11 +199,16 @@ mechanisms! {
     }
 
     /// A requeued task wakes an idle CPU at once
-    "push" in ["balance/push.bpf.h", "balance/taken.bpf.h"] {
+    "push" in ["balance/push.bpf.h", "balance/patience.bpf.h"] {
         /// Leave out pushing: a requeued task does not wake an idle CPU at once
         ///
         /// The task waits until an idle CPU searches for work, or until the next tick.
         Whole(no_push) clears push_enabled, only Push;
+        /// Leave out that a task waits a moment for its CPU: it leaves at once, with cold caches
+        ///
+        /// Each short kernel thread and each interrupt's thread may then move the task whose CPU it
+        /// takes.
+        Part(no_patience) clears patience_enabled;
     }
 
     /// A cgroup gets its share of CPU time (cpu.weight, cpu.idle)

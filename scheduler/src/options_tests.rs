@@ -97,6 +97,17 @@ fn the_modes_of_scx_loader_are_valid_options() {
     assert_eq!(modes.len(), 5);
 }
 
+/// The options that the patch builds into scx_loader are those of the configuration.
+#[test]
+fn the_patch_of_scx_loader_has_the_same_modes() {
+    let patch = include_str!("../../packaging/scx_loader.diff");
+    let file = include_str!("../../packaging/scx_loader.toml");
+    for mode in file.lines().filter(|line| line.contains("_mode = ")) {
+        let added = format!("+{mode}");
+        assert!(patch.lines().any(|line| line == added), "{mode}");
+    }
+}
+
 #[test]
 fn performance_is_asked_for_where_a_governor_follows() {
     let asks = |arguments: &[&str], has_schedutil| {

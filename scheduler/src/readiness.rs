@@ -103,11 +103,11 @@ pub struct Readiness {
     obstacles: Vec<String>,
     /// The sched_ext scheduler that runs now, as the kernel names it.
     running_scheduler: Option<String>,
-    /// Who decides how fast the CPUs run.
+    /// Driver and governors of the CPUs' frequencies.
     frequency: FrequencyReport,
     /// One entry for each mechanism.
     mechanisms: Vec<Activity>,
-    /// What only the kernel's own scheduler can do.
+    /// Features of this kernel that only its own scheduler has.
     unsupported: Vec<Unsupported>,
 }
 

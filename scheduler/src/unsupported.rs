@@ -49,11 +49,6 @@ impl Unsupported {
                 "no effect on where a task runs; the CPU's frequency follows it under the governor schedutil",
                 (!clamps.is_empty()).then(|| clamps.join(", ")),
             ),
-            (
-                "a slice that a task asks for (sched_setattr)",
-                "no effect; --slice-us is the slice of all tasks",
-                None,
-            ),
         ]
         .map(|(feature, effect, in_use)| Unsupported {
             feature,

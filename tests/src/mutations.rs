@@ -337,7 +337,7 @@ pub const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         fault: "a late task is not looked for on an idle CPU that a real-time task takes",
-        file: "scheduler/src/bpf/balance/taken.bpf.h",
+        file: "scheduler/src/bpf/balance/patience.bpf.h",
         old: "\tif (!was_claimed && !nr_runnable(cpu))\n\t\treturn;\n",
         new: "\treturn;\n",
         finder: Machine("no_task_waits_for_a_realtime_task"),

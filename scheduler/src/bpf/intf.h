@@ -78,7 +78,7 @@ enum magpie_event {
 	EVENT_TURN, /* scan of the other LLCs by the CPU on balance duty */
 	EVENT_KICK_IDLE, /* idle CPU kicked to take a waiting task */
 	EVENT_PUSH, /* idle CPU kicked because a task was requeued; counted as KICK_IDLE, too */
-	EVENT_TAKEN, /* CPU that a task of a higher class keeps: tasks behind it offered */
+	EVENT_PATIENCE, /* tasks offered that have waited for a CPU that another task took */
 	EVENT_BACKOFF, /* task moved away from a CPU that is not preferred */
 	EVENT_RESCUE, /* task found at the last moment, which had been queued unseen */
 	EVENT_SHARE_UPDATE, /* shares of all cgroups calculated */

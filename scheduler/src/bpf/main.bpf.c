@@ -11,6 +11,7 @@
  *   intf.h                    limits, events, topology: shared with user space
  *   portable/                 arithmetic, also compiled and tested natively
  *   base/topology.bpf.h       which CPUs share a core, an LLC, a node
+ *   base/timer.bpf.h          how timers are prepared
  *   base/runqueue.bpf.h       what the kernel's runqueue says
  *   base/clock.bpf.h          what time it is
  *   base/state.bpf.h          what is known of each CPU, LLC and task
@@ -37,7 +38,7 @@
  *   balance/steal.bpf.h       steal: an idle CPU takes a waiting task
  *   balance/balance.bpf.h     balance: busy CPUs even out
  *   balance/push.bpf.h        push: a requeued task wakes an idle CPU
- *   balance/taken.bpf.h       push: tasks leave a CPU that a real-time task has taken
+ *   balance/patience.bpf.h    push: a task waits a moment for its CPU before it leaves
  *   ops/enqueue.bpf.h         the steps of each operation
  *   ops/dispatch.bpf.h
  *   ops/run.bpf.h
@@ -70,6 +71,7 @@ UEI_DEFINE(uei);
 #include "portable/sparsemask.h"
 #include "portable/weight.h"
 #include "base/topology.bpf.h"
+#include "base/timer.bpf.h"
 #include "base/runqueue.bpf.h"
 #include "base/clock.bpf.h"
 #include "base/state.bpf.h"
@@ -96,7 +98,7 @@ UEI_DEFINE(uei);
 #include "balance/steal.bpf.h"
 #include "balance/balance.bpf.h"
 #include "balance/push.bpf.h"
-#include "balance/taken.bpf.h"
+#include "balance/patience.bpf.h"
 #include "ops/enqueue.bpf.h"
 #include "ops/dispatch.bpf.h"
 #include "ops/run.bpf.h"
@@ -158,13 +160,10 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 		return;
 
 	in_turn = arrive(ts, cpu);
-	regain_cpu(state);
-	look_again(state);
+	settle_cpu(state, now);
 	join_cgroup(ts);
 	begin_slice(state, ts, cpu, in_turn, now);
-	forget_preemption(state);
 	idle_policy_begins(state, cpu, p);
-	note_running(state, now);
 	perf_task_begins(state, cpu, p, ts, now);
 	stop_if_throttled(p, ts, cpu);
 }
@@ -204,14 +203,11 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 	struct cpu_state *state = state_of(cpu);
 	struct task_state *ts = task_state(p);
 
-	if (ts) {
-		ts->ticks++;
-		perf_tick(state, cpu, p, ts);
-		publish_clock(state, ts, cpu);
-		end_if_throttled(p, ts);
-	}
+	if (ts)
+		tick_task(p, ts, state, cpu);
 	idle_is_over(state, cpu);
 	update_shares_when_due();
+	prepare_patience();
 	if (evict_at_tick(p, state, cpu))
 		return;
 
@@ -372,9 +368,9 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(magpie_init)
 
 	find_online_cpus();
 	err = create_queues();
-	err = err ?: create_taken_timers();
+	err = err ?: prepare_cpu_timers(&patience_timers, NULL);
 	if (!err && hrtick_enabled)
-		err = create_hrticks();
+		err = prepare_cpu_timers(&hrtick_timers, hrtick);
 	if (!err && frequency_enabled)
 		err = start_perf();
 	if (!err && cpu_weight_enabled)

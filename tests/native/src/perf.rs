@@ -1,4 +1,4 @@
-//! What performance a CPU should have: `perf.h`.
+//! The performance that a CPU should have: `perf.h`.
 
 unsafe extern "C" {
     safe static magpie_perf_one: u32;
@@ -27,7 +27,7 @@ pub fn utilisation_shift() -> u32 {
     magpie_utilisation_shift
 }
 
-/// What is left after this time, of 2^16.
+/// The part of a utilisation that is left after this time, of 2^16.
 pub fn decay_after(ns: u64) -> u64 {
     magpie_decay_after(ns)
 }

@@ -136,8 +136,8 @@ proptest! {
     }
 }
 
-/// What a load of a busy time in a period wants after a second, at the end and the beginning of its
-/// busy time.
+/// The performance that a load wants after a second, at the end and at the beginning of its busy
+/// time.
 fn wants(busy: u64, period: u64) -> (u32, u32) {
     let mut utilisation = 0;
     let mut ends = (0, 0);

@@ -15,7 +15,7 @@ const SCHEDULER: &str = "taskset -c 0 scx_magpie --preferred off";
 
 /// Reads the average often, because each idle period moves it by an eighth. The test averages what
 /// was read.
-const READ: &str = "for i in $(seq 30); do scx_magpie cpus --json; sleep 0.01; done";
+const READ: &str = "for i in $(seq 15); do scx_magpie cpus --json; sleep 0.01; done";
 
 #[test]
 fn the_average_is_true_however_work_arrives() -> Result<()> {

@@ -16,14 +16,20 @@ const TICK: f64 = 0.004;
 const SLACK: f64 = 0.000_5;
 
 /// Prepares the trace: each target, and each switch from or to the idle task, or to a load.
+///
+/// The guest's agent, and with it all that it starts, stays on CPU 0; loads name their CPUs. The
+/// agent is a real-time task that wakes every 20 ms while a scheduler is loaded. On an idle CPU it
+/// interrupts each idle period before a target is lowered: in one boot of fourteen, a target of 792
+/// stood for half a second.
 const PREPARE: &str = "mount -t tracefs none /sys/kernel/tracing 2>/dev/null; \
     cd /sys/kernel/tracing && echo 0 > tracing_on && \
     echo 'p:target scx_bpf_cpuperf_set cpu=%di:s32 perf=%si:u32' > kprobe_events && \
     echo 'prev_pid == 0 || next_pid == 0 || next_comm == \"magpie-load\"' \
         > events/sched/sched_switch/filter && \
-    echo 1 > events/kprobes/target/enable && echo 1 > events/sched/sched_switch/enable";
+    echo 1 > events/kprobes/target/enable && echo 1 > events/sched/sched_switch/enable && \
+    taskset -pc 0 1";
 
-/// What one CPU did, in the order of time.
+/// An event on one CPU, in the order of time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Event {
     /// The CPU left idle.
@@ -130,9 +136,19 @@ fn hog(before: &str, cpu: u32) -> String {
 /// A line that is a light load on CPU 1: each 10 ms it runs for about 1 ms.
 fn light(before: &str) -> String {
     format!(
-        "{before} taskset -c 1 magpie-load audio --period-us 10000 --operations 60000 --seconds 2; \
+        "{before} taskset -c 1 magpie-load audio --period-us 10000 --operations 32000 --seconds 2; \
          sleep 0.5"
     )
+}
+
+/// Fails if the last target of a CPU, which idles at the end of the trace, is not 0.
+fn ensure_idle_asks_for_nothing(trace: &Trace, cpu: u32) -> Result<()> {
+    let set = trace.targets(cpu, 0.0);
+    ensure!(
+        set.last().is_some_and(|(_, perf)| *perf == 0),
+        "the idle CPU {cpu} still asks: {set:?}"
+    );
+    Ok(())
 }
 
 fn a_hog_asks_for_all_within_two_ticks(guest: &mut Guest) -> Result<()> {
@@ -147,12 +163,7 @@ fn a_hog_asks_for_all_within_two_ticks(guest: &mut Guest) -> Result<()> {
     let took = events[all].0 - busy;
     println!("a hog asked for all after {:.3} ms", took * 1e3);
     ensure!(took <= 2.0 * TICK + SLACK, "it took {took} s");
-    let last = trace.targets(6, 0.0).last().copied();
-    ensure!(
-        last.is_some_and(|(_, perf)| perf == 0),
-        "the idle CPU still asks: {last:?}"
-    );
-    Ok(())
+    ensure_idle_asks_for_nothing(&trace, 6)
 }
 
 fn a_light_load_asks_for_what_it_uses(guest: &mut Guest) -> Result<()> {
@@ -176,28 +187,24 @@ fn a_light_load_asks_for_what_it_uses(guest: &mut Guest) -> Result<()> {
         "it asks for {most} and uses {uses}"
     );
     ensure!(f64::from(most) >= 0.75 * uses, "it asks for {most} only");
-    ensure!(
-        set.last().is_some_and(|(_, perf)| *perf == 0),
-        "the idle CPU still asks: {set:?}"
-    );
-    Ok(())
+    ensure_idle_asks_for_nothing(&trace, 1)
 }
 
 fn a_busy_machine_asks_seldom(guest: &mut Guest) -> Result<()> {
-    let trace = Trace::of(guest, "timeout 1.5 hackbench -g 2 -l 100000")?;
+    let trace = Trace::of(guest, "taskset -c 0-7 timeout 0.7 hackbench -g 2 -l 100000")?;
     for cpu in 0..8 {
         let set = trace.targets(cpu, 0.0);
-        let in_a_second = |from: f64| {
+        let in_half_a_second = |from: f64| {
             let within = set
                 .iter()
-                .filter(|(at, _)| (from..=from + 1.0).contains(at));
+                .filter(|(at, _)| (from..=from + 0.5).contains(at));
             within.count()
         };
-        let most = set.iter().map(|(at, _)| in_a_second(*at)).max();
-        println!("CPU {cpu} asked {} times, {most:?} in a second", set.len());
+        let most = set.iter().map(|(at, _)| in_half_a_second(*at)).max();
+        println!("CPU {cpu} asked {} times, {most:?} in 0.5 s", set.len());
         ensure!(
-            most.unwrap_or(0) <= 100,
-            "CPU {cpu} asked {most:?} times in a second"
+            most.unwrap_or(0) <= 50,
+            "CPU {cpu} asked {most:?} times in 0.5 s"
         );
     }
     ensure!(!trace.0.is_empty());

@@ -7,8 +7,8 @@ use magpie_tests::scheduler::{
     MAGPIE, VT8, boot_for_magpie, counters, grown, json, number, shell, under,
 };
 
-/// How often idle CPUs look at the queue of forty pinned hogs while two threads wake 1000 times a
-/// second each.
+/// Returns how often idle CPUs searched for work, and how often such a search tried a queue, while
+/// two threads wake 1000 times a second each beside a queue of forty pinned hogs.
 fn looks_at_pinned_tasks(guest: &mut Guest) -> Result<(u64, u64)> {
     let hogs = "for i in $(seq 40); do taskset -c 3 magpie-load burn & done >/dev/null 2>&1
         sleep 0.5";

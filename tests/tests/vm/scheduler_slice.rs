@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
 use magpie_tests::scheduler::{boot_for_magpie, shell, with_and_without};
 
-/// What a CPU hog that asks for a slice gets beside another one on its CPU.
+/// The CPU time of a hog that asks for a slice, beside another one on its CPU.
 struct Got {
     /// Its share of both hogs' CPU time, percent.
     share: f64,

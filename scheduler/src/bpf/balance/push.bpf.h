@@ -9,19 +9,18 @@
  *
  *   requeued, not woken?                --no--> nothing: a wakeup has searched already
  *        | yes
- *   preempted by a kernel thread that
- *   is bound here and done soon?        --yes-> wait for the tick; do not advertise the task
+ *   preempted by a task that is done
+ *   soon?                               --yes-> wait a moment (patience.bpf.h)
  *        | no
- *   burst shorter than a move costs,
- *   or preempted by a task with bursts
- *   below push_interval_ns, or a task
- *   was pushed from here just now?      --yes-> wait for the tick
+ *   burst shorter than a move costs, or
+ *   a task was pushed from here just
+ *   now?                                --yes-> wait for the tick
  *        | no
  *   idle CPU that the task may use?     --yes-> claimed, told to search, kicked
  *
  * With and without this mechanism, each tick offers the queued tasks to idle CPUs, which repairs a
- * push that was not made. So does the moment at which a real-time task takes the CPU, because that
- * task will have no tick of ours (taken.bpf.h).
+ * push that was not made. A CPU that a real-time task has taken has no tick of ours: a timer offers
+ * the tasks there (patience.bpf.h).
  *
  * What it does not do: choose the task. The idle CPU takes the first task of the nearest overloaded
  * CPU, which may be a better one.
@@ -31,7 +30,7 @@
 
 const volatile bool push_enabled = true;
 
-/* A CPU pushes at most once in this time, and not for this time after a short preemption. */
+/* A CPU pushes at most once in this time. */
 const volatile u64 push_interval_ns = 100000;
 
 /* The assumed cost of a migration. */
@@ -53,7 +52,7 @@ __noinline bool kick_idle_for(struct task_struct *p __arg_trusted, s32 cpu)
 #define TASKS_OFFERED 32 /* queued tasks that are offered at once */
 #define TASKS_WALKED 1024 /* queued tasks that are looked at to find one that may move */
 
-/* What decides which CPUs a task may use. Two masks with the same three numbers are the same here. */
+/* A task's mask of allowed CPUs, in short. Two masks with the same three numbers count as equal. */
 struct affinity {
 	u32 weight, first, first_zero;
 };
@@ -121,7 +120,10 @@ __noinline bool offer_waiting(s32 cpu)
 	return may_move || state->walked > TASKS_WALKED;
 }
 
-/* A tick, or a real-time task takes the CPU: offer the queued tasks, and update map and count. */
+/*
+ * A tick, or the CPU was taken and its tasks have waited for long enough: offer the queued tasks,
+ * and update map and count.
+ */
 static __always_inline void offer_queue(s32 cpu)
 {
 	bool may_move = offer_waiting(cpu);
@@ -155,47 +157,6 @@ static __always_inline void push(struct task_struct *p, const struct task_state 
 	state->next_push = now + push_interval_ns;
 	if (kick_idle_for(p, cpu))
 		count_event(state_here(), EVENT_PUSH, 1);
-}
-
-/*
- * A wakeup has preempted the running task. If the woken task has short bursts, the preempted one
- * has its CPU back sooner than it could migrate: make no push for a while.
- */
-static __always_inline void note_preemption(struct cpu_state *state,
-					    const struct task_struct *woken,
-					    const struct task_state *ts)
-{
-	if (ts->avg_burst >= push_interval_ns)
-		return;
-
-	WRITE_ONCE(state->next_push, scx_bpf_now() + push_interval_ns);
-	if (is_bound_kernel_thread(woken))
-		WRITE_ONCE(state->soon_free, 1);
-}
-
-/*
- * Return true if the requeued task was preempted by a kernel thread that is bound to its CPU and
- * done soon. Then no idle CPU must take the task: such threads woke for 20 us each, and CPU hogs
- * lost the cores to which they had just spread. This is not true of other preempting tasks: a shell
- * has short bursts until it forks, and only a tick found the task behind it.
- */
-static __always_inline bool has_cpu_back_soon(struct cpu_state *state, u64 enq_flags)
-{
-	if (enq_flags & (SCX_ENQ_WAKEUP | SCX_ENQ_REENQ) || !READ_ONCE(state->soon_free))
-		return false;
-
-	WRITE_ONCE(state->soon_free, 0);
-	return true;
-}
-
-/*
- * A task begins to run: forget a preempted task that was to have this CPU back soon. If it is still
- * noted, that task slept before it was requeued.
- */
-static __always_inline void forget_preemption(struct cpu_state *state)
-{
-	if (state->soon_free)
-		WRITE_ONCE(state->soon_free, 0);
 }
 
 #endif /* __MAGPIE_PUSH_BPF_H */

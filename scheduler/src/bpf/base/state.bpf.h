@@ -24,11 +24,13 @@ struct cpu_state {
 	u64 clock; /* see queue/fair.bpf.h */
 	u64 deadline; /* of the running task, 0: it must not be preempted */
 	u64 request_ends; /* when the running task will have used up a slice here */
+	u64 began; /* when the running task began to run, or was let go on */
+	u64 sleeps_by; /* when the running task sleeps at the latest, if it does as usual */
 	u64 next_push; /* when a requeued task may kick an idle CPU again */
 	u64 idle; /* enum idle_word, or the time at which a waker claimed the CPU */
-	u64 has_no_tick; /* a task of a higher class runs: no tick advertises waiting tasks */
-	u64 soon_free; /* a preempted task will have this CPU back soon, see balance/push.bpf.h */
-	u32 sleeps_soon; /* the running task is expected to, see place/search.bpf.h */
+	u8 has_no_tick; /* a task of a higher class runs: no tick advertises waiting tasks */
+	u8 soon_free; /* a preempted task will have this CPU back soon, see balance/patience.bpf.h */
+	u8 sleeps_soon; /* the running task is expected to, see place/search.bpf.h */
 	u16 queued; /* a task was queued since the queue was last empty, see has_queued() */
 	u16 hrtick; /* its timer is set, see queue/hrtick.bpf.h */
 
@@ -60,8 +62,8 @@ struct cpu_state {
 	u32 must_search; /* kicked to search: 1 + the CPU where a task waits, or ANYWHERE */
 	u32 found_empty; /* 1 + the CPU whose overloaded bit this CPU cleared last, or 0 */
 	u32 looks; /* how many CPUs a wakeup from here may look at */
-	u64 taken_at; /* when a task of a higher class took the CPU, see balance/taken.bpf.h */
-	u32 is_waiting; /* the timer that looks whether it is still taken is set */
+	u64 taken_at; /* when another task took the CPU, see balance/patience.bpf.h */
+	u32 is_waiting; /* the timer that looks whether tasks still wait for it is set */
 
 	/* Its CPU, and the timer that lowers its target while it idles; see power/frequency.bpf.h. */
 	u64 next_look __attribute__((aligned(64))); /* when it measures its utilisation again */
@@ -75,6 +77,9 @@ struct cpu_state {
 	/* Lines of their own: only this CPU writes them, user space adds them up. */
 	u64 events[NR_EVENTS] __attribute__((aligned(64)));
 } __attribute__((aligned(64)));
+
+_Static_assert(__builtin_offsetof(struct cpu_state, idle_since) == 64,
+	       "what wakers read fits one line");
 
 struct cpu_state cpu_states[MAX_CPUS];
 
@@ -167,11 +172,6 @@ static __always_inline bool is_runnable(const struct task_struct *p)
 static __always_inline bool is_pinned(const struct task_struct *p)
 {
 	return p->nr_cpus_allowed == 1 || is_migration_disabled(p);
-}
-
-static __always_inline bool is_bound_kernel_thread(const struct task_struct *p)
-{
-	return p->flags & PF_KTHREAD && p->nr_cpus_allowed == 1;
 }
 
 #endif /* __MAGPIE_STATE_BPF_H */

@@ -162,15 +162,13 @@ static int end_bandwidth_period(void *map, u32 *key, struct bandwidth_timer *tim
  */
 static __always_inline int open_parking(u32 slot)
 {
-	struct bandwidth_timer *timer = bpf_map_lookup_elem(&bandwidth_timers, &slot);
 	int err;
 
-	if (!timer || cgroup_at(slot)->has_parking)
+	if (cgroup_at(slot)->has_parking)
 		return 0;
 
 	err = scx_bpf_create_dsq(PARKING_DSQ + slot, -1);
-	err = err ?: bpf_timer_init(&timer->timer, &bandwidth_timers, CLOCK_MONOTONIC);
-	err = err ?: bpf_timer_set_callback(&timer->timer, end_bandwidth_period);
+	err = err ?: prepare_timer(&bandwidth_timers, slot, end_bandwidth_period);
 	cgroup_at(slot)->has_parking = !err;
 	return err;
 }

@@ -326,21 +326,12 @@ static __always_inline void update_shares_when_due(void)
 		bpf_timer_start(&timer->timer, 0, 0);
 }
 
-/* Set up the root cgroup, and create the timer. */
+/* Set up the root cgroup, and prepare the timer. */
 static __always_inline int start_shares(void)
 {
-	struct share_timer *timer;
-	u32 key = 0;
-	int err;
-
-	timer = bpf_map_lookup_elem(&share_timers, &key);
-	if (!timer)
-		return -ENOENT;
-
 	cgroup_states[ROOT_SLOT].id = 1;
 	cgroup_states[ROOT_SLOT].factor = FACTOR_ONE;
-	err = bpf_timer_init(&timer->timer, &share_timers, CLOCK_MONOTONIC);
-	return err ?: bpf_timer_set_callback(&timer->timer, update_shares);
+	return prepare_timer(&share_timers, 0, update_shares);
 }
 
 /* The weight of a task's nice value, or of SCHED_IDLE. */

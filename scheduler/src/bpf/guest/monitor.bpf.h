@@ -407,8 +407,7 @@ static __always_inline int start_monitor(void)
 	governor.cores = nr_cores;
 	preferred_status.last_period = scx_bpf_now();
 
-	err = bpf_timer_init(&timer->timer, &monitor_timers, CLOCK_MONOTONIC);
-	err = err ?: bpf_timer_set_callback(&timer->timer, monitor);
+	err = prepare_timer(&monitor_timers, key, monitor);
 	return err ?: bpf_timer_start(&timer->timer, preferred_settings.period_ns / LOOKS, 0);
 }
 

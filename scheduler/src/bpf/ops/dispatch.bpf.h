@@ -29,8 +29,9 @@ static __always_inline struct task_state *find_stayer(struct task_struct *prev, 
 }
 
 /*
- * A task begins to run, or goes on: end its migration, publish its deadline for wakers, and set the
- * timer that ends its request. @in_turn: see start_running().
+ * A task begins to run, or goes on: end its migration, publish its deadline for wakers, set the
+ * timer that ends its request, and no longer keep the CPU for a preempted task. @in_turn: see
+ * start_running().
  */
 static __always_inline void begin_slice(struct cpu_state *state, struct task_state *ts, s32 cpu,
 					bool in_turn, u64 now)
@@ -38,6 +39,7 @@ static __always_inline void begin_slice(struct cpu_state *state, struct task_sta
 	end_migration(ts);
 	start_running(state, ts, in_turn, now);
 	start_hrtick(state, cpu, now);
+	forget_preemption(state);
 }
 
 /* Let the running task go on for another slice. */
@@ -45,7 +47,6 @@ static __always_inline void keep_running(struct task_struct *p, struct task_stat
 					 struct cpu_state *state, s32 cpu)
 {
 	begin_slice(state, ts, cpu, true, rq_now(cpu));
-	forget_preemption(state);
 	scx_bpf_task_set_slice(p, slice_of(ts));
 	count_event(state, EVENT_KEEP, 1);
 }

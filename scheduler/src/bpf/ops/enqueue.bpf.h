@@ -5,7 +5,8 @@
  *   cgroup throttled?                       --yes--> parking place
  *   an idle core is claimed for it?         --yes--> local queue there
  *   its CPU is not preferred?               --yes--> queue of a preferred CPU
- *   woken, and due before the running task? --yes--> preempts it
+ *   woken, and to run before the running
+ *   task (should_preempt())?                --yes--> preempts it
  *        | no
  *   queue of its CPU; if requeued, an idle CPU is kicked; advertised to thieves
  */
@@ -30,7 +31,7 @@ static __always_inline void join_cpu(struct task_state *ts, s32 cpu, u64 enq_fla
 static __always_inline void offer_task(struct task_struct *p, const struct task_state *ts, s32 cpu,
 				       u64 enq_flags)
 {
-	if (is_pinned(p) || has_cpu_back_soon(state_of(cpu), enq_flags))
+	if (is_pinned(p) || is_patient(state_of(cpu), cpu, enq_flags))
 		return;
 
 	if (!(enq_flags & SCX_ENQ_WAKEUP) || state_of(cpu)->has_no_tick)
@@ -47,7 +48,7 @@ static __always_inline void wait_on(struct task_struct *p, struct task_state *ts
 
 	join_cpu(ts, cpu, enq_flags);
 	if (enq_flags & SCX_ENQ_WAKEUP && preempt_for(p, ts, state, now, enq_flags)) {
-		note_preemption(state, p, ts);
+		note_preemption(state, ts);
 		return;
 	}
 

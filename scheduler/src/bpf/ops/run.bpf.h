@@ -23,6 +23,31 @@ static __always_inline bool arrive(struct task_state *ts, s32 cpu)
 }
 
 /*
+ * A task of ours has the CPU, which may have idled, searched, or been another class's: no timer waits
+ * for its return, a queue that it emptied is advertised if it has tasks after all, and the delay of
+ * the next tick counts from here.
+ */
+static __always_inline void settle_cpu(struct cpu_state *state, u64 now)
+{
+	regain_cpu(state);
+	look_again(state);
+	note_running(state, now);
+}
+
+/*
+ * A tick of a task of ours: count it, adapt the CPU's frequency, let the LLC's clock follow, and
+ * end the slice if the task's cgroup has used up its quota.
+ */
+static __always_inline void tick_task(struct task_struct *p, struct task_state *ts,
+				      struct cpu_state *state, s32 cpu)
+{
+	ts->ticks++;
+	perf_tick(state, cpu, p, ts);
+	publish_clock(state, ts, cpu);
+	end_if_throttled(p, ts);
+}
+
+/*
  * A tick: end the slice of a task that must leave this CPU, or whose place a woken task was to take
  * (place/wakeup.bpf.h); whether it ended. The woken task is in the local queue, out of the reach of
  * thieves.

@@ -30,7 +30,7 @@ const volatile bool queue_choice_enabled = true;
 
 #define QUEUES_DRAWN 2
 
-/* What runs before a woken task on a CPU. */
+/* How long a woken task waits on a CPU: the tasks that run before it. */
 enum queue_rank {
 	RANK_PREEMPTS, /* nothing: the task preempts the running one */
 	RANK_NEXT, /* the running task */
@@ -38,10 +38,10 @@ enum queue_rank {
 };
 
 /* Return the rank of a CPU for a task that would be due @after the clock. Reads, calls nothing. */
-static __always_inline enum queue_rank rank_queue(const struct task_struct *p, u64 after, u64 now,
-						  s32 cpu)
+static __always_inline enum queue_rank
+rank_queue(const struct task_struct *p, const struct task_state *ts, u64 after, u64 now, s32 cpu)
 {
-	if (should_preempt(p, clock_of(cpu) + after, now, state_of(cpu)))
+	if (should_preempt(p, ts, clock_of(cpu) + after, now, state_of(cpu)))
 		return RANK_PREEMPTS;
 
 	return is_overloaded(cpu) ? RANK_LATER : RANK_NEXT;
@@ -68,7 +68,7 @@ __noinline s32 choose_queue(struct task_struct *p __arg_trusted,
 			    const struct task_state *ts __arg_nonnull, s32 previous, u64 now)
 {
 	u64 after = request(ts) - lag_when_woken(ts);
-	enum queue_rank best = rank_queue(p, after, now, previous);
+	enum queue_rank best = rank_queue(p, ts, after, now, previous);
 	s32 chosen = previous;
 	u32 i;
 
@@ -78,7 +78,7 @@ __noinline s32 choose_queue(struct task_struct *p __arg_trusted,
 
 	for_bounded(i, 0, QUEUES_DRAWN) {
 		u32 drawn = draw_other(previous);
-		enum queue_rank rank = rank_queue(p, after, now, drawn);
+		enum queue_rank rank = rank_queue(p, ts, after, now, drawn);
 
 		if (rank < best && may_place(p, drawn) && is_usable(drawn)) {
 			best = rank;

@@ -15,7 +15,10 @@
 /* The most periods whose quotas are added at once, after a long time without use. */
 #define MOST_PERIODS 10000ULL
 
-/* Periods that are over at @now, if the current one ends at @end. */
+/*
+ * Return how many periods are over at @now, if the current one ends at @end: none if there is no
+ * period.
+ */
 static inline u64 periods_over(u64 now, u64 end, u64 period)
 {
 	if ((s64)(now - end) < 0 || !period)
@@ -24,7 +27,10 @@ static inline u64 periods_over(u64 now, u64 end, u64 period)
 	return 1 + (now - end) / period;
 }
 
-/* The CPU time that these periods add to the budget, ns. */
+/*
+ * Return by how much these periods raise the budget, ns: by a quota each, but not beyond quota plus
+ * burst. The caller adds it atomically, because CPUs charge the budget meanwhile.
+ */
 static inline s64 budget_to_add(s64 budget, u64 periods, u64 quota, u64 burst)
 {
 	s64 most = (s64)(quota + burst);

@@ -47,7 +47,10 @@ static const u32 decay_of_periods[33] = {
 	40693, 39821, 38968, 38133, 37316, 36516, 35734, 34968, 34219, 33486, 32768,
 };
 
-/* What is left after this time, of 2^DECAY_SHIFT. Between two periods the line, not the curve. */
+/*
+ * Return the part of a utilisation that is left after this time, of 2^DECAY_SHIFT. Between two
+ * periods it is on a straight line, not on the curve.
+ */
 static inline u64 decay_after(u64 ns)
 {
 	u64 periods = ns >> DECAY_PERIOD_SHIFT;

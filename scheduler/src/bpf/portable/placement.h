@@ -59,15 +59,16 @@ __by_includer bool is_fast(u32 cpu);
 __by_includer bool is_free(const struct placement *at, u32 cpu);
 /* Claim the CPU if it is free; set at->preempts; return whether it is claimed. */
 __by_includer bool claim_cpu(struct placement *at, u32 cpu);
-/* How many tasks wait in the CPU's local queue, out of the reach of other CPUs. */
+/* Return how many tasks wait in the CPU's local queue, out of the reach of other CPUs. */
 __by_includer u32 nr_sent_to(u32 cpu);
 /* Return whether no other CPU of the core runs anything. */
 __by_includer bool is_alone_on_core(u32 cpu);
+/* Return whether both CPUs are of one core. */
 __by_includer bool are_siblings(u32 cpu, u32 other);
 /* Return whether the waker is expected to sleep soon, and no other task waits for its CPU. */
 __by_includer bool leaves_cpu(const struct placement *at);
 __by_includer u32 cpu_to_llc(u32 cpu);
-/* The i-th other LLC, nearest first, from 1. */
+/* Return the i-th other LLC, nearest first, from 1. */
 __by_includer u32 nth_llc(u32 llc, u32 i);
 __by_includer u32 count_llcs(void);
 /* Return whether the map has an idle CPU in this LLC; in any other LLC. */
@@ -75,6 +76,7 @@ __by_includer bool has_llc_idle(u32 llc);
 __by_includer bool have_others_idle(u32 llc);
 /* Return whether a core of the LLC has become idle since the last search that found none. */
 __by_includer bool may_have_idle_core(u32 llc);
+/* A search found no idle core: may_have_idle_core() is false until a core becomes idle. */
 __by_includer void note_no_idle_core(u32 llc);
 __by_includer u32 size_of_llc(u32 llc);
 /* Begin a visit of an LLC's CPUs that may be idle; return the next of them, or NO_CPU. */
@@ -82,9 +84,10 @@ __by_includer void begin_visit(struct sparsemask_visit *visit, u32 llc, u32 near
 __by_includer u32 visit_idle(struct sparsemask_visit *visit);
 
 /*
- * Claim a CPU by its word; whether it is claimed. A claim lapses, but not if its task is there
- * already: then the host has taken the vCPU, and a second task would wait there, too. So the claim
- * is only renewed.
+ * Claim a CPU by its word in the idle map (idle_map.h); whether the caller may send its task there.
+ * A claim lapses after a while, because its task may never come. If that task waits there already,
+ * the host has taken the vCPU, and a second task would wait behind it: this function renews the
+ * claim, but returns false.
  */
 static inline bool claim_by_word(struct placement *at, u32 cpu, u64 *word)
 {
@@ -107,9 +110,7 @@ static inline bool is_left_alone(const struct placement *at, u32 cpu)
 	       is_alone_on_core(at->waker) && leaves_cpu(at);
 }
 
-/*
- * Return whether the CPU is all that the task wants: alone on its core, fast, as far as asked for.
- */
+/* Return whether the CPU is alone on its core and fast, each only if the task wants that. */
 static inline bool is_perfect(const struct placement *at, u32 cpu)
 {
 	return (!at->wants_core || is_alone_on_core(cpu) || is_left_alone(at, cpu)) &&
@@ -227,9 +228,9 @@ __proved_once int search_beyond(struct placement *at __arg_nonnull,
 }
 
 /*
- * Search for an idle CPU, near the previous one first. With @core_is_worth_it,
- * the task takes an idle core of its LLC, then one of another LLC, and only then an idle
- * CPU of its LLC, which shares a core. Returns the step.
+ * Search for an idle CPU, near the previous one first. With at->core_is_worth_it the task takes an
+ * idle core of its LLC, else one of another LLC, and only then an idle CPU of its LLC that shares a
+ * core: there a busy sibling would slow the task for longer than a move costs. Returns the step.
  */
 __proved_once int search_idle(struct placement *at __arg_nonnull,
 			      struct task_struct *task __arg_trusted)
@@ -259,8 +260,8 @@ __proved_once int search_idle(struct placement *at __arg_nonnull,
 }
 
 /*
- * The whole order. Returns the step; at->cpu is the CPU, which is claimed unless the step is
- * STEP_WAKER or STEP_QUEUE.
+ * Ask the CPUs in the order of enum wakeup_step, until one takes the task. Returns the step;
+ * at->cpu is the CPU, which is claimed unless the step is STEP_WAKER or STEP_QUEUE.
  */
 static inline int choose_cpu(struct placement *at, struct task_struct *task)
 {

@@ -308,15 +308,9 @@ static int sweep_targets(void *map, u32 *key, struct sweep_timer *timer)
 /* Prepare the timer, and take back the maximum that the kernel has set. */
 static __always_inline s32 start_perf(void)
 {
-	u32 key = 0, cpu;
-	struct sweep_timer *timer = bpf_map_lookup_elem(&sweep_timers, &key);
-	s32 err;
+	s32 err = prepare_timer(&sweep_timers, 0, sweep_targets);
+	u32 cpu;
 
-	if (!timer)
-		return -ENOENT;
-
-	err = bpf_timer_init(&timer->timer, &sweep_timers, CLOCK_MONOTONIC);
-	err = err ?: bpf_timer_set_callback(&timer->timer, sweep_targets);
 	if (err)
 		return err;
 

@@ -57,6 +57,15 @@ static __always_inline u64 expected_burst(const struct task_state *ts)
 }
 
 /*
+ * For how much longer the task runs before it sleeps, at the longest, if this burst is like the
+ * others: up to twice the average. Negative if the burst is longer than that.
+ */
+static __always_inline s64 usual_rest(const struct task_state *ts)
+{
+	return 2 * ts->avg_burst - ts->burst;
+}
+
+/*
  * Return whether the task is a CPU hog. Ticks count, not CPU time: when the host withholds a vCPU,
  * the kernel charges the vCPU's task with that time, and any task would soon be taken for a hog.
  */

@@ -88,25 +88,4 @@ static int hrtick(void *map, u32 *key, struct hrtick_timer *timer)
 	return 0;
 }
 
-/* Prepare the timer of each possible CPU. */
-static __always_inline s32 create_hrticks(void)
-{
-	u32 cpu;
-
-	bpf_for(cpu, 0, nr_cpus) {
-		struct hrtick_timer *timer = bpf_map_lookup_elem(&hrtick_timers, &cpu);
-		s32 err;
-
-		if (!timer)
-			return -ENOENT;
-
-		err = bpf_timer_init(&timer->timer, &hrtick_timers, CLOCK_MONOTONIC);
-		err = err ?: bpf_timer_set_callback(&timer->timer, hrtick);
-		if (err)
-			return err;
-	}
-
-	return 0;
-}
-
 #endif /* __MAGPIE_HRTICK_BPF_H */
