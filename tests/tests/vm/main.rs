@@ -15,6 +15,7 @@ mod lab_topology;
 mod observe;
 mod observe_top;
 mod packages;
+mod packages_loader;
 mod preferred_cpus;
 mod preferred_estimate;
 mod preferred_kernel;

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use magpie_lab::{Guest, files};
 use magpie_tests::scheduler::{program, shell};
 use magpie_tests::{TestGuest, boot};
@@ -34,7 +34,7 @@ const SYSTEMD: &[&str] = &[
 
 /// Files but for dpkg's own and logs, units, processes, and who holds BPF maps: a map lives as long
 /// as a pinned file, or a file descriptor of a process, that refers to it.
-const TRACES: &str = "\
+pub const TRACES: &str = "\
     find / /run /tmp /dev/shm /sys/fs/bpf -xdev ! -path '/var/lib/dpkg*' ! -path '/var/log*' \
         ! -path '/run/log/*' ! -path '/run/systemd/*' ! -path '/tmp/dpkg' ! -path '/tmp/hackbench' \
         ! -path '/tmp/ended'
@@ -45,7 +45,7 @@ const TRACES: &str = "\
     true";
 
 /// The settings of the host that scx_magpie changes while it runs.
-const HOST_STATE: &str = "cat /sys/devices/virtual/workqueue/cpumask \
+pub const HOST_STATE: &str = "cat /sys/devices/virtual/workqueue/cpumask \
                           /proc/irq/*/smp_affinity_list /proc/irq/default_smp_affinity";
 
 /// Makes the packages as `make deb` does, which also checks them with lintian.
@@ -85,11 +85,12 @@ fn later_version(package: &Path, folder: &Path) -> Result<PathBuf> {
 
 /// Boots a Debian root with systemd, and these files in its /bin. Its packages are the host's, as
 /// its libraries are. Its folders are those of a machine on which some service is enabled.
-fn boot_debian(files: Vec<PathBuf>) -> Result<TestGuest> {
+pub fn boot_debian(files: Vec<PathBuf>, more_packages: &[&str]) -> Result<TestGuest> {
     let mut guest = boot("tiny2", |options| {
         options.files = files;
         options.files.push("/var/lib/dpkg/status".into());
-        options.packages = SYSTEM.iter().map(|name| name.to_string()).collect();
+        let packages = SYSTEM.iter().chain(more_packages);
+        options.packages = packages.map(|name| name.to_string()).collect();
         options.kernel_cmdline = SYSTEMD.iter().map(|word| word.to_string()).collect();
     })?;
     shell(
@@ -131,7 +132,7 @@ fn property(guest: &mut Guest, name: &str) -> Result<String> {
 }
 
 /// Returns the state of sched_ext.
-fn state(guest: &mut Guest) -> Result<String> {
+pub fn state(guest: &mut Guest) -> Result<String> {
     let state = shell(guest, "cat /sys/kernel/sched_ext/state")?;
     Ok(state.trim().to_string())
 }
@@ -233,7 +234,12 @@ fn upgrade(guest: &mut Guest, later: PathBuf) -> Result<()> {
     )?;
     install(guest, &[later])?;
     ensure!(property(guest, "MainPID")? != first, "it was not restarted");
-    ensure!(property(guest, "ActiveState")? == "active" && state(guest)? == "enabled");
+    let (service, scheduler) = (property(guest, "ActiveState")?, state(guest)?);
+    if service != "active" || scheduler != "enabled" {
+        let status = "systemctl status --no-pager scx_magpie; dmesg | grep sched_ext | tail -5";
+        let why = shell(guest, &format!("{status}; true"))?;
+        bail!("after the upgrade the service is {service}, sched_ext {scheduler}: {why}");
+    }
     let version = shell(guest, "dpkg-query -W scx-magpie")?;
     ensure!(version.trim().ends_with("later"), "{version}");
     let load = "[ ! -e /tmp/ended ] && touch /tmp/stop || { cat /tmp/hackbench; exit 1; }\n\
@@ -268,7 +274,7 @@ fn packages_leave_nothing_behind() -> Result<()> {
     files.push(later.clone());
     let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vm/units");
     files.extend(["scx.service", "scx_loader.service"].map(|unit| units.join(unit)));
-    let mut guest = boot_debian(files)?;
+    let mut guest = boot_debian(files, &[])?;
 
     let host = shell(&mut guest, HOST_STATE)?;
     let before = shell(&mut guest, TRACES)?;
@@ -280,12 +286,18 @@ fn packages_leave_nothing_behind() -> Result<()> {
     upgrade(&mut guest, later)?;
     remove_and_purge(&mut guest)?;
 
-    let after = shell(&mut guest, TRACES)?;
-    let left = new_lines(&before, &after);
-    ensure!(left.is_empty(), "left behind: {left:#?}");
-    let now = shell(&mut guest, HOST_STATE)?;
-    ensure!(now == host, "interrupts or workqueues: {now}, not {host}");
+    must_be_as_before(&mut guest, &before, &host)?;
     guest.into_guest().shutdown()
+}
+
+/// Compares the guest's traces and host state with those of an earlier moment.
+pub fn must_be_as_before(guest: &mut Guest, traces: &str, host: &str) -> Result<()> {
+    let after = shell(guest, TRACES)?;
+    let left = new_lines(traces, &after);
+    ensure!(left.is_empty(), "left behind: {left:#?}");
+    let now = shell(guest, HOST_STATE)?;
+    ensure!(now == host, "interrupts or workqueues: {now}, not {host}");
+    Ok(())
 }
 
 /// Returns the lines of one text that another one lacks.
