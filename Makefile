@@ -44,7 +44,7 @@ mutants: setup ## put small faults into the BPF side, each of which a test must 
 	cargo run --release --package magpie-tests --bin mutate -- $(if $(VM),--vm) $(WORDS)
 
 results: build ## measure docs/results/ and make the tables of docs/results.md (ONLY="NAME...", FORCE=1)
-	@ONLY="$(ONLY)" FORCE="$(FORCE)" scripts/results.sh
+	@ONLY="$(ONLY)" FORCE="$(FORCE)" TWO_CPUS="$(TWO_CPUS)" scripts/results.sh
 
 gate: build ## fail if scx_magpie got slower than in the last release (LIMIT=3%, MEASURED=1)
 	@GATE=1 ONLY="$(ONLY)" LIMIT="$(LIMIT)" MEASURED="$(MEASURED)" scripts/results.sh

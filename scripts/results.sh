@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 #
 # Measures the result files of docs/results/, and makes from them the tables and pictures of
-# docs/results.md and of the mechanisms' pages. `make results` builds first and then runs this.
+# docs/results.md, docs/callback-cost.md and the mechanisms' pages. `make results` builds first
+# and then runs this.
 #
 #   make results                        what was not measured with this tree yet
 #   make results ONLY=hackbench-vt2     these, separated by spaces
@@ -29,39 +30,45 @@ magpie=target/release/magpie
 # take a quarter of an hour. Not fairness, because the rounds of one measurement of it differ up to
 # 3.6 times, so that a loss of 50 % would pass.
 gated="steal-vt8 latency-vt8 queue-vt2 services-vt8 spread-vt8"
-pages=(docs/results.md docs/mechanisms/*.md)
+pages=(docs/results.md docs/callback-cost.md docs/mechanisms/*.md)
 folder=docs/results
 # A result depends on these files.
 sources=(scheduler lab bench magpie Cargo.toml Cargo.lock kernels.lock)
 
-schedulers=scx_magpie
+# EEVDF with and without cache-aware scheduling, which 7.2 began: the better one is the baseline of
+# each test, because to beat the other one alone is no gain.
+plain='eevdf{llc_balancing=0}'
+baseline=(--baseline "eevdf,$plain")
+schedulers=$plain,scx_magpie
 for peer in scx_cosmos scx_bpfland scx_lavd; do
 	[ -x "target/peers/bin/$peer" ] && schedulers+=,$peer
 done
 
 measure_all() {
-	result hackbench-vt2 --in vtime --machine vt2 --sched "$schedulers" \
+	result hackbench-vt2 --in vtime --machine vt2 --sched "$schedulers" "${baseline[@]}" \
 		--workload hackbench --groups 1,2,4,8 --loops 50 --rounds 4
-	result hackbench-vt16 --in vtime --machine vt16 --sched "$schedulers" \
+	result hackbench-vt16 --in vtime --machine vt16 --sched "$schedulers" "${baseline[@]}" \
 		--workload hackbench --groups 1,2,4,8 --loops 30 --rounds 4
-	result latency-vt8 --in vtime --machine vt8 --sched "$schedulers" \
+	result latency-vt8 --in vtime --machine vt8 --sched "$schedulers" "${baseline[@]}" \
 		--workload latency --set threads=4 --set seconds=1 --rounds 4
-	result services-vt8 --in vtime --machine vt8 --sched "$schedulers" \
+	result services-vt8 --in vtime --machine vt8 --sched "$schedulers" "${baseline[@]}" \
 		--workload services --set clients=4,16 --set seconds=1 --rounds 4
-	result feel-vt8 --in vtime --machine vt8 --sched "$schedulers" \
+	result feel-vt8 --in vtime --machine vt8 --sched "$schedulers" "${baseline[@]}" \
 		--workload pairs,frames,audio --set beside=hogs,build \
 		--set seconds=0.5 --set warmup=0.1 --rounds 4
-	result pipe-vt8w2 --in vtime --machine vt8w2 --sched "$schedulers" \
+	result pipe-vt8w2 --in vtime --machine vt8w2 --sched "$schedulers" "${baseline[@]}" \
 		--workload pipe --set round_trips=5000 --rounds 4
 	result callbacks-vt4 callbacks --sched "$schedulers" --groups 2 --loops 100
 
-	result fairness-vt8 --in vtime --machine vt8 --sched "$schedulers" \
+	result fairness-vt8 --in vtime --machine vt8 --sched "$schedulers" "${baseline[@]}" \
 		--workload fairness,weights,cyclictest --set hogs=8,12 --set seconds=2 --rounds 4
-	result network-vt8 --in vtime --machine vt8 --sched "$schedulers" \
+	result network-vt8 --in vtime --machine vt8 --sched "$schedulers" "${baseline[@]}" \
 		--workload tbench,redis --set clients=8 --set seconds=2 --set requests=5000 --rounds 4
 
 	# One table for each mechanism: with it, and without it or without a part of it.
 	without queue vt2 "--no-preempt" --workload cyclictest --set hogs=4 --set seconds=1
+	without shorter-first vt16 "--no-shorter-first" --workload cyclictest --set hogs=16 \
+		--set seconds=1
 	without steal vt8 "--no-steal --no-steal-gate" --workload hackbench --groups 2 --loops 50
 	without wakeup vt8 "--no-wakeup --no-wakeup-idle-core" \
 		--workload latency --set threads=4 --set seconds=0.5
@@ -71,21 +78,29 @@ measure_all() {
 	without spread vt8 "--no-spread" --workload primesieve --set threads=50%
 	without balance vt8 "--no-balance" --workload fairness --set hogs=12 --set seconds=2
 	without push vt8 "--no-push" --workload spread
+	without cpu-max vt2 "--no-cpu-max" --workload quota
+	without cpu-weight vt2 "--no-cpu-weight" --workload shares
 
 	# These take long, or want the host for themselves: only if ONLY names them.
 	kernels steal vt16 --set groups=1,4 --set loops=10 --rounds 5
 	kernels latency vt16 --set threads=4 --set seconds=1 --rounds 5
-	kernels push vt16 --set groups=8 --set loops=10 --set threads=8 --set clients=4 --rounds 5
 	kernels steal vt64 --set groups=1,4 --set loops=10 --rounds 5
-	slow hackbench-vt64 --in vtime --machine vt64 --sched "$schedulers" \
+	kernels latency vt64 --set threads=8 --set hogs=32 --set seconds=1 --rounds 5
+	slow hackbench-vt64 --in vtime --machine vt64 --sched "$schedulers" "${baseline[@]}" \
 		--workload hackbench --groups 1,2,4,8 --loops 100 --rounds 4
-	slow hackbench-xeon-8380 --in vtime --machine xeon-8380 --sched scx_magpie \
-		--workload hackbench --groups 1,2,3,4,8 --loops 50 --rounds 4
-	slow half-threadripper-3970x --in vtime --machine threadripper-3970x --sched scx_magpie \
-		--workload primesieve,x265,sqlite --set limit=3e9 --set threads=50% --set jobs=50% \
+	slow hackbench-xeon-8380 --in vtime --machine xeon-8380 --sched "$plain,scx_magpie" \
+		"${baseline[@]}" --workload hackbench --groups 1,2,3,4,8 --loops 50 --rounds 4
+	slow half-threadripper-3970x --in vtime --machine threadripper-3970x \
+		--sched "$plain,scx_magpie" "${baseline[@]}" --workload primesieve,x265,sqlite \
+		--set limit=3e9 --set threads=50% --set jobs=50% \
 		--set width=1280 --set height=720 --set frames=20 --rounds 4
 	slow hackbench-flat8 --in vm --machine flat8 --sched scx_magpie \
 		--workload hackbench --groups 1,4 --loops 50 --rounds 7
+	# On two CPUs of the host, which `make` names: a guest with more vCPUs is then overcommitted.
+	confined=(taskset -c "${TWO_CPUS:-0,1}")
+	slow preferred-flat8 --in vm --machine flat8 --sched 'scx_magpie,scx_magpie --no-preferred' \
+		--workload hackbench --groups 1 --loops 50 --rounds 7
+	confined=()
 }
 
 # without NAME MACHINE "SWITCH..." ARGUMENTS...: the result NAME, of a mechanism and its switches.
@@ -106,6 +121,8 @@ kernels() {
 		--suite "$suite" "$@"
 }
 
+# A command in front of each measurement.
+confined=()
 known=()
 made=0
 skipped=0
@@ -119,6 +136,7 @@ fail() {
 if [ -n "${GATE-}" ]; then
 	ONLY=${ONLY:-$gated}
 	schedulers=scx_magpie
+	baseline=()
 fi
 
 # Does ONLY name it? Without ONLY, everything but the slow ones is wanted.
@@ -168,7 +186,7 @@ judge() {
 	fi
 	if [ -z "${MEASURED-}" ]; then
 		echo "gate: $name: magpie bench $*"
-		"$magpie" bench "$@" --json "$new"
+		"${confined[@]}" "$magpie" bench "$@" --json "$new"
 		status=$?
 		[ "$status" = 130 ] && exit 130
 		if [ "$status" != 0 ]; then
@@ -202,7 +220,7 @@ measure() {
 	echo "results: $name: magpie bench $*"
 	mkdir -p "$folder" target/results
 	# A file that is there is whole: what is interrupted or fails stays in target/.
-	"$magpie" bench "$@" --json "$partial"
+	"${confined[@]}" "$magpie" bench "$@" --json "$partial"
 	status=$?
 	[ "$status" = 130 ] && exit 130
 	if [ "$status" != 0 ]; then

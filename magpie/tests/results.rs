@@ -1,6 +1,6 @@
 //! Results as data: `magpie bench show` prints result files of every age and refuses other files,
-//! and docs/results.md and the mechanisms' pages have the tables and pictures that it makes of
-//! docs/results/.
+//! and docs/results.md, docs/callback-cost.md and the mechanisms' pages have the tables and pictures
+//! that it makes of docs/results/.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ fn pages() -> Vec<(String, String)> {
     let names = mechanisms.map(|entry| entry.expect("an entry").file_name());
     let mut paths: Vec<String> = names
         .map(|name| format!("docs/mechanisms/{}", name.to_string_lossy()))
-        .chain(["docs/results.md".to_string()])
+        .chain(["docs/results.md", "docs/callback-cost.md"].map(String::from))
         .collect();
     paths.sort();
     let read = |path: &String| std::fs::read_to_string(root().join(path)).expect("a page");
