@@ -31,7 +31,7 @@ use nix::unistd::{ForkResult, fork};
 use crate::process::{Process, Reaped, reap};
 use crate::scheduler::{Change, Scheduler};
 
-/// Milliseconds between two looks at the state of a scheduler, while there is one.
+/// Milliseconds between two looks at the state of a scheduler that starts or ends.
 const STATE_INTERVAL_MS: u16 = 20;
 
 fn main() {
@@ -170,7 +170,8 @@ impl Agent {
         {
             fds.push(PollFd::new(pipe.as_fd(), PollFlags::POLLIN));
         }
-        let timeout = if scheduler.is_some() {
+        let is_changing = self.scheduler.as_ref().is_some_and(Scheduler::is_changing);
+        let timeout = if is_changing {
             PollTimeout::from(STATE_INTERVAL_MS)
         } else {
             PollTimeout::NONE

@@ -85,6 +85,14 @@ impl Scheduler {
         self.process.signal(libc::SIGINT);
     }
 
+    /// Returns whether the kernel's state must be looked at again soon. While the scheduler just
+    /// runs, the agent sleeps: its end is a signal. When this process, which is a real-time task,
+    /// looked at the state 50 times a second, the tasks of every scheduler but the kernel's own had
+    /// that to wait for.
+    pub fn is_changing(&self) -> bool {
+        self.starting || self.asked_to_stop.is_some() || self.ended.is_some()
+    }
+
     /// Keeps the tail of its output.
     pub fn read_output(&mut self) {
         let output = &mut self.output;
