@@ -16,18 +16,12 @@ const TICK: f64 = 0.004;
 const SLACK: f64 = 0.000_5;
 
 /// Prepares the trace: each target, and each switch from or to the idle task, or to a load.
-///
-/// The guest's agent, and with it all that it starts, stays on CPU 0; loads name their CPUs. The
-/// agent is a real-time task that wakes every 20 ms while a scheduler is loaded. On an idle CPU it
-/// interrupts each idle period before a target is lowered: in one boot of fourteen, a target of 792
-/// stood for half a second.
 const PREPARE: &str = "mount -t tracefs none /sys/kernel/tracing 2>/dev/null; \
     cd /sys/kernel/tracing && echo 0 > tracing_on && \
     echo 'p:target scx_bpf_cpuperf_set cpu=%di:s32 perf=%si:u32' > kprobe_events && \
     echo 'prev_pid == 0 || next_pid == 0 || next_comm == \"magpie-load\"' \
         > events/sched/sched_switch/filter && \
-    echo 1 > events/kprobes/target/enable && echo 1 > events/sched/sched_switch/enable && \
-    taskset -pc 0 1";
+    echo 1 > events/kprobes/target/enable && echo 1 > events/sched/sched_switch/enable";
 
 /// An event on one CPU, in the order of time.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -259,6 +253,19 @@ fn a_real_time_task_gets_all(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
+/// A real-time thread looks at no load, as that of a sound server. It must not keep the target that
+/// a hog has left on its CPU: between its wakeups that CPU never idles for long.
+fn a_waking_real_time_task_keeps_no_target(guest: &mut Guest) -> Result<()> {
+    let load = "taskset -c 6 timeout 0.1 magpie-load burn; \
+                taskset -c 0 timeout 0.6 cyclictest -q -t 1 -a 6 -p 50 -i 5000";
+    let trace = Trace::of(guest, load)?;
+    let wakeups = trace.on(6).filter(|(_, event)| *event == Event::Busy);
+    let wakeups = wakeups.count();
+    println!("CPU 6 left idle {wakeups} times");
+    ensure!(wakeups > 50, "CPU 6 left idle only {wakeups} times");
+    ensure_idle_asks_for_nothing(&trace, 6)
+}
+
 #[test]
 fn each_cpu_asks_for_the_performance_that_it_uses() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |options| {
@@ -273,7 +280,8 @@ fn each_cpu_asks_for_the_performance_that_it_uses() -> Result<()> {
         a_light_load_asks_for_what_it_uses(guest)?;
         a_busy_machine_asks_seldom(guest)?;
         uclamp_bounds_the_target(guest)?;
-        a_real_time_task_gets_all(guest)
+        a_real_time_task_gets_all(guest)?;
+        a_waking_real_time_task_keeps_no_target(guest)
     })?;
     // Off by itself, because no driver of the guest follows, and off by its switch.
     for off in ["scx_magpie", "scx_magpie --frequency on --no-frequency"] {

@@ -21,14 +21,17 @@
  *
  *   a CPU goes idle with a target -> the timer, unless it is set
  *                                      |
- *   for each CPU that idles with a target, for 20 ms ------> nothing
+ *   for each CPU that idles with a target, and has idled
+ *   for 20 ms since it last looked ------------------------> nothing
  *   some CPU idles with a target, but not for so long? ----> the timer again
  *
  * The target has no margin, because the governor itself adds a quarter. A CPU without idle time
  * asks for everything, because how much its tasks would use is not known.
  *
  * A CPU that goes idle keeps its target for a moment, because a load of 60 frames a second would
- * otherwise change it twice a frame. One timer for the machine lowers the targets of all CPUs that
+ * otherwise change it twice a frame. All idle periods since the CPU's last look count together: an
+ * audio thread is a real-time task, which looks at nothing here, and one that woke every 20 ms on an
+ * otherwise idle CPU kept a target of 792 of 1024 for half a second. One timer for the machine lowers the targets of all CPUs that
  * idle for longer. A timer for each CPU would wake each of them from deep sleep. The timer is not
  * pinned, so the kernel lets it expire on a busy CPU when it is set again by an idle one. A CPU in
  * deep sleep has no frequency of its own to lower; the CPUs that share its frequency need to know.
@@ -52,7 +55,7 @@ const volatile bool frequency_enabled = true;
 /* Without idle time for this long a CPU is saturated: two ticks of a kernel of 250 Hz. */
 #define SATURATED_NS 3500000ULL
 
-/* A CPU that has idled for this long asks for nothing, */
+/* A CPU that has idled for this long since its last look asks for nothing, */
 #define IDLE_HOLD_NS 20000000ULL
 
 /* once the timer finds it. */
@@ -273,10 +276,12 @@ static __always_inline bool lower_idle_cpu(s32 cpu, u64 now)
 {
 	struct cpu_state *state = state_of(cpu);
 	u64 since = READ_ONCE(state->idle_since);
+	u64 before = READ_ONCE(state->idled) - READ_ONCE(state->idled_when_looked);
 
 	if (!since || !READ_ONCE(state->perf_target))
 		return false;
-	if (is_before(now, since + IDLE_HOLD_NS) || !may_set_target(&state->target_due, now, false))
+	if (is_before(now + before, since + IDLE_HOLD_NS) ||
+	    !may_set_target(&state->target_due, now, false))
 		return true;
 
 	scx_bpf_cpuperf_set(cpu, 0);
