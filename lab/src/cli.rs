@@ -82,6 +82,10 @@ struct Run {
     /// and --timeout includes the boot.
     #[arg(long)]
     deterministic: bool,
+    /// Print which functions of the kernel and the scheduler took the time of the command, on
+    /// standard error. For machines in virtual time.
+    #[arg(long, conflicts_with = "deterministic")]
+    profile: bool,
     /// Write exit code, times, kernel and machine as JSON to a file, `-` for standard output. For a
     /// machine in virtual time, also how well it kept its promises.
     #[arg(long, value_name = "FILE")]
@@ -141,6 +145,13 @@ fn run_command(run: &Run) -> Result<u8> {
         Some(line) => Some(scheduler_of(line, &mut options)?),
         None => None,
     };
+    let mips = options.machine.virtual_time.as_ref().map(|time| time.mips);
+    ensure!(
+        mips.is_some() || !run.profile,
+        "--profile needs a machine in virtual time, such as vt16; {} is not one",
+        options.machine.name
+    );
+    options.profile = run.profile;
     let mut command = run.command.clone();
     if let Some(program) = to_copy(&command[0], &run.package, &options.progress)? {
         command[0] = guest_name(&program)?;
@@ -156,6 +167,10 @@ fn run_command(run: &Run) -> Result<u8> {
     }
     spinner.clear();
     let timeout = Duration::from_secs(run.timeout);
+    let before = match run.profile {
+        true => Some(guest.samples()?),
+        false => None,
+    };
     let ran = guest.exec(&command, timeout, &mut |stream, bytes| {
         // The command runs on if standard output is a closed pipe (`| head`).
         let _ = match stream {
@@ -175,6 +190,13 @@ fn run_command(run: &Run) -> Result<u8> {
         }
     }
     let result = ran?;
+    let profile = match (&before, mips) {
+        (Some(before), Some(mips)) => Some(guest.profile_since(before, mips)?),
+        _ => None,
+    };
+    if let Some(profile) = &profile {
+        eprint!("{profile}");
+    }
     if let Some(path) = &run.json {
         let record = json!({
             "command": command,
@@ -183,6 +205,7 @@ fn run_command(run: &Run) -> Result<u8> {
             "kernel": guest.kernel_release(),
             "accelerator": guest.accelerator(),
             "fidelity": guest.fidelity()?,
+            "profile": profile,
             "result": result,
         });
         write_json(path, &record)?;

@@ -19,11 +19,15 @@ use self::connection::Connection;
 use self::scheduler::Scheduler;
 use crate::kernel::Kernel;
 use crate::options::{Accelerator, GuestOptions};
+use crate::vtime::profile::{self, Profile, Samples, Symbols};
 use crate::vtime::{self, Fidelity};
 use crate::{accelerator, boot, text};
 
 /// Lines of a failed command's output that its error shows.
 const LINES_SHOWN: usize = 40;
+
+/// How long a guest may take to print its kernel's symbols, in real time.
+const SYMBOLS_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A booted virtual machine. Dropping it kills QEMU.
 #[derive(Debug)]
@@ -193,6 +197,26 @@ impl Guest {
         }
         let qemu = self.connection.qemu();
         Fidelity::of_running(qemu.pid(), &qemu.folder().join(vtime::REPORT)).map(Some)
+    }
+
+    /// Reads where virtual time went since the machine's start, if [`GuestOptions::profile`] is set.
+    ///
+    /// # Errors
+    /// When QEMU has ended or writes no report.
+    pub fn samples(&self) -> Result<Samples> {
+        self.fidelity()?;
+        Samples::read(&self.connection.qemu().folder().join(profile::SAMPLES))
+    }
+
+    /// Returns where virtual time went since an earlier reading, by function of the guest's kernel.
+    /// A BPF program is named only while it is loaded.
+    ///
+    /// # Errors
+    /// As [`Guest::samples`], and when the guest does not tell its kernel's symbols.
+    pub fn profile_since(&mut self, before: &Samples, mips: f64) -> Result<Profile> {
+        let samples = self.samples()?.since(before);
+        let kallsyms = self.capture(&["cat", "/proc/kallsyms"], SYMBOLS_TIMEOUT)?;
+        Ok(Profile::new(&samples, &Symbols::parse(&kallsyms), mips))
     }
 
     /// Starts a scheduler. Returns when the kernel's sched_ext state is "enabled".

@@ -52,6 +52,8 @@ pub struct GuestOptions {
     /// Socket on which a machine in virtual time, once its guest has reached a mark, asks for seeds
     /// ([`crate::vtime::snapshot`]).
     pub snapshot: Option<PathBuf>,
+    /// Whether a machine in virtual time notes where its time goes ([`crate::Guest::profile`]).
+    pub profile: bool,
     /// Hears of downloads and of the boot.
     pub progress: Progress,
 }
@@ -73,6 +75,7 @@ impl Default for GuestOptions {
             extra_qemu_args: Vec::new(),
             qemu_environment: Vec::new(),
             snapshot: None,
+            profile: false,
             progress: Progress::default(),
         }
     }

@@ -16,6 +16,7 @@
 pub mod batch;
 mod fidelity;
 mod plugin;
+pub mod profile;
 pub mod snapshot;
 
 use std::path::Path;
@@ -84,6 +85,9 @@ pub(crate) fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
         path(&plugin),
         plugin_options(machine, time, threads)
     );
+    if options.profile {
+        plugin += &format!(",profile={{folder}}/{}", profile::SAMPLES);
+    }
     if let Some(socket) = &options.snapshot {
         plugin += &format!(",snapshot={}", path(socket));
     }

@@ -92,6 +92,10 @@ static bool parse_option(const char *text)
 		options.report = strdup(value + 1);
 		return true;
 	}
+	if (value && !strncmp(text, "profile=", 8)) {
+		options.profile = strdup(value + 1);
+		return true;
+	}
 	if (value && !strncmp(text, "snapshot=", 9)) {
 		options.snapshot = strdup(value + 1);
 		return true;
@@ -99,7 +103,8 @@ static bool parse_option(const char *text)
 	if (value && !strncmp(text, "llc_nodes=", 10) && memory_set_nodes(value + 1))
 		return true;
 	fprintf(stderr,
-		"magpie-vtime: unknown option %s; there are: report=FILE, snapshot=SOCKET, "
+		"magpie-vtime: unknown option %s; there are: report=FILE, profile=FILE, "
+		"snapshot=SOCKET, "
 		"llc_nodes=N-N-...",
 		text);
 	for (const struct number_option *o = number_options; o->name; o++)

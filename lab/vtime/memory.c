@@ -182,6 +182,7 @@ static void stall(struct cpu_memory *c, struct vcpu *v, uint64_t ps)
 {
 	uint64_t insns;
 
+	profile_stall(v, ps);
 	c->rest_ps += ps;
 	if (c->rest_ps < v->cost_ps)
 		return;

@@ -56,7 +56,7 @@ typedef struct {
 
 enum { QEMU_PLUGIN_CB_NO_REGS = 0, QEMU_PLUGIN_CB_RW_REGS = 2 };
 enum { QEMU_PLUGIN_COND_GE = 7 };
-enum { QEMU_PLUGIN_INLINE_ADD_U64 = 0 };
+enum { QEMU_PLUGIN_INLINE_ADD_U64 = 0, QEMU_PLUGIN_INLINE_STORE_U64 = 1 };
 enum { QEMU_PLUGIN_MEM_R = 1, QEMU_PLUGIN_MEM_W = 2 };
 
 /* A loaded or stored value. */

@@ -141,6 +141,7 @@ static void quantum_end(unsigned int index, void *userdata)
 	(void)userdata;
 	v->quanta++;
 	vcpu_count(v);
+	profile_sample(v);
 	if (v->yields || !turn_extend(v)) {
 		v->yields = true;
 		/* Not again in this turn: a block more may be executed on the way out. */
@@ -212,14 +213,16 @@ bool vcpu_is_big_lock(const pthread_mutex_t *mutex)
 }
 
 /*
- * QEMU has translated a block: add the counting, and the calls of memory.c,
- * breakpoint.c, snapshot.c and work.c.
+ * QEMU has translated a block: add the counting, and what memory.c, breakpoint.c,
+ * snapshot.c, profile.c and work.c need.
  */
 static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
 	const qemu_plugin_u64 entry = { scoreboard, 0 };
+	const qemu_plugin_u64 pc = { scoreboard, sizeof(uint64_t) };
 
 	(void)id;
+	profile_watch(tb, pc);
 	qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(tb, QEMU_PLUGIN_INLINE_ADD_U64, entry,
 							  qemu_plugin_tb_n_insns(tb));
 	qemu_plugin_register_vcpu_tb_exec_cond_cb(tb, quantum_end, QEMU_PLUGIN_CB_NO_REGS,
@@ -239,8 +242,10 @@ static void vcpu_init(qemu_plugin_id_t id, unsigned int index)
 		abort();
 	self = &vcpus[index];
 	/* QEMU may move the scoreboard for each new vCPU. No vCPU executes meanwhile. */
-	for (unsigned int i = 0; i <= index; i++)
+	for (unsigned int i = 0; i <= index; i++) {
 		vcpus[i].score = qemu_plugin_scoreboard_find(scoreboard, i);
+		vcpus[i].pc = vcpus[i].score + 1;
+	}
 	self->counted = *self->score;
 	self->cost_ps = smt_cost_ps(self);
 }

@@ -28,6 +28,7 @@
  *	interpose.c	the C library functions that are replaced
  *	patch.c		replaces functions of QEMU
  *	report.c	the fidelity report
+ *	profile.c	where virtual time goes, by address
  *	watchdog.c	ends a machine that makes no progress
  *
  * Units: virtual times are nanoseconds in int64_t, suffix _ns. Costs of an
@@ -70,6 +71,7 @@ struct options {
 	unsigned int tsc_mhz; /* frequency of the x86 time stamp counter */
 	unsigned int hang_s; /* real seconds without progress until the machine is ended */
 	const char *report; /* file for the report; NULL: standard error */
+	const char *profile; /* file for the profile; NULL: none */
 	const char *snapshot; /* socket of the lab that sends seeds; NULL: marks mean nothing */
 };
 
@@ -96,6 +98,7 @@ struct vcpu {
 	uint32_t cost_ps; /* cost of one instruction in this quantum */
 	uint64_t counted; /* the scoreboard's value at the last count */
 	uint64_t *score; /* grows by each executed instruction, and by stalls */
+	uint64_t *pc; /* where its present block begins, if there is a profile */
 	uint64_t stalled; /* of the score since the last count: not instructions, but stalls */
 	uint64_t late_stall_ps; /* stalls in the last block of the quantum, which goes beyond it */
 	bool is_fresh; /* no quantum of its turn has begun */
@@ -253,6 +256,13 @@ bool patch_function(const char *name, void *replacement, char *why, size_t size)
 /* report.c */
 void report_start(const char *target);
 void report_write(const char *end);
+
+/* profile.c */
+bool profile_is_on(void);
+void profile_watch(struct qemu_plugin_tb *tb, qemu_plugin_u64 entry);
+void profile_sample(const struct vcpu *v);
+void profile_stall(const struct vcpu *v, uint64_t ps);
+void profile_write(void);
 
 /* watchdog.c */
 void watchdog_start(void);

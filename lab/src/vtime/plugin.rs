@@ -52,6 +52,7 @@ sources!(
     "interpose.c",
     "patch.c",
     "report.c",
+    "profile.c",
     "watchdog.c",
     "check/check.h",
     "check/vtime-check.c",

@@ -6,9 +6,12 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use magpie_lab::vtime::Fidelity;
 use magpie_lab::vtime::batch::Outcome;
-use magpie_lab::{Machine, selfcheck};
-use magpie_tests::scheduler::{PATIENCE, late_by_cyclictest, shell};
+use magpie_lab::{Guest, Machine, selfcheck};
+use magpie_tests::scheduler::{
+    MAGPIE, PATIENCE, boot_for_magpie, late_by_cyclictest, shell, under,
+};
 use magpie_tests::{boot, run_batch, shell_argv};
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
@@ -62,6 +65,62 @@ fn a_timer_is_in_time_while_one_cpu_alone_is_busy() -> Result<()> {
         late_us.len()
     );
     ensure!(*worst <= 200.0, "a wakeup was {worst} us late");
+    guest.into_guest().shutdown()
+}
+
+/// Fails unless two counts of the same differ by at most 5 %: the readings are not of one moment.
+fn about_equal(what: &str, one: u64, other: u64) -> Result<()> {
+    println!("{what}: {one} and {other}");
+    ensure!(
+        one.abs_diff(other) as f64 <= 0.05 * other as f64,
+        "{what}: {one} in the profile, {other} in the report"
+    );
+    Ok(())
+}
+
+/// Returns the report of a machine, its instructions, and the nanoseconds of its stalls.
+fn counted(guest: &Guest) -> Result<(Fidelity, u64, u64)> {
+    let fidelity = guest.fidelity()?.context("a machine in virtual time")?;
+    let memory = fidelity.memory.as_ref();
+    let stalls = memory.map(|m| m.causes().iter().map(|(_, served)| served.stall_ns).sum());
+    let instructions = fidelity.vcpus.iter().map(|vcpu| vcpu.instructions).sum();
+    Ok((fidelity, instructions, stalls.unwrap_or_default()))
+}
+
+/// The plugin counts instructions and stalls without the profile, too: the sums must be those.
+#[test]
+fn a_profile_names_the_functions_that_take_the_time() -> Result<()> {
+    let mut guest = boot_for_magpie("vt8-mem", |options| options.profile = true)?;
+    under(&mut guest, MAGPIE, |guest| {
+        let samples = guest.samples()?;
+        let (before, instructions, stalls) = counted(guest)?;
+        shell(guest, "magpie-load pipe --loops 10000")?;
+        let (_, instructions_after, stalls_after) = counted(guest)?;
+        let profile = guest.profile_since(&samples, before.mips)?;
+        println!("{profile}");
+        let all = instructions_after - instructions;
+        about_equal("instructions", profile.instructions, all)?;
+        about_equal("stalls, ns", profile.stall_ns, stalls_after - stalls)?;
+        let of = |name: &str| {
+            let is = |f: &&magpie_lab::vtime::profile::Function| f.name == name;
+            profile.functions.iter().find(is)
+        };
+        for name in [
+            "anon_pipe_read",
+            "anon_pipe_write",
+            "__schedule",
+            "magpie_select_cpu [bpf]",
+            "magpie_running [bpf]",
+            "(user space)",
+        ] {
+            let found = of(name).with_context(|| format!("{name} is not in the profile"))?;
+            // 20,000 sleeps, wakeups and switches.
+            ensure!(found.instructions > 200_000, "{found:?}");
+        }
+        let elsewhere = of("(elsewhere)").map_or(0.0, |f| f.percent);
+        ensure!(elsewhere < 1.0, "{elsewhere} % of the time is nowhere");
+        Ok(())
+    })?;
     guest.into_guest().shutdown()
 }
 

@@ -1,0 +1,229 @@
+//! Where virtual time went in a guest's kernel: the samples of `lab/vtime/profile.c`, by function.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+/// Name of the plugin's samples in the folder of a run.
+pub(crate) const SAMPLES: &str = "profile";
+
+/// The address that stands for all of user space, and the one that stands for no known address.
+const USER_SPACE: u64 = 1;
+const UNKNOWN: u64 = 0;
+
+/// Functions in a printed table.
+const PRINTED: usize = 40;
+
+/// Instructions and stalls by the address of the block that took them, since the machine's start.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Samples(BTreeMap<u64, Cost>);
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Cost {
+    instructions: u64,
+    stall_ps: u64,
+}
+
+impl Samples {
+    /// Reads what the plugin wrote.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is malformed.
+    pub(crate) fn read(path: &Path) -> Result<Samples> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read the profile {}", path.display()))?;
+        Samples::parse(&text)
+            .with_context(|| format!("the profile {} is malformed", path.display()))
+    }
+
+    /// Adds up the lines of all CPUs: CPU, address, instructions, picoseconds of stalls.
+    fn parse(text: &str) -> Result<Samples> {
+        let mut samples = Samples::default();
+        for line in text.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [_, address, instructions, stall_ps] = words[..] else {
+                anyhow::bail!("not four words: {line:?}");
+            };
+            let address = u64::from_str_radix(address, 16).context("read an address")?;
+            let cost = samples.0.entry(address).or_default();
+            cost.instructions += instructions.parse::<u64>().context("read instructions")?;
+            cost.stall_ps += stall_ps.parse::<u64>().context("read a stall")?;
+        }
+        Ok(samples)
+    }
+
+    /// Returns what was added since an earlier reading.
+    #[must_use]
+    pub fn since(&self, before: &Samples) -> Samples {
+        let costs = self.0.iter().map(|(address, now)| {
+            let was = before.0.get(address).copied().unwrap_or_default();
+            let cost = Cost {
+                instructions: now.instructions.saturating_sub(was.instructions),
+                stall_ps: now.stall_ps.saturating_sub(was.stall_ps),
+            };
+            (*address, cost)
+        });
+        Samples(costs.collect())
+    }
+}
+
+/// A guest's kernel functions by address, from its `/proc/kallsyms`.
+#[derive(Debug, Clone)]
+pub struct Symbols(Vec<(u64, String)>);
+
+impl Symbols {
+    /// Reads the text of `/proc/kallsyms`, which lists BPF programs after they were loaded.
+    #[must_use]
+    pub fn parse(kallsyms: &str) -> Symbols {
+        let mut symbols: Vec<_> = kallsyms.lines().filter_map(symbol).collect();
+        symbols.sort();
+        Symbols(symbols)
+    }
+
+    /// Returns the function that an address is in.
+    fn function(&self, address: u64) -> &str {
+        match address {
+            UNKNOWN => return "(elsewhere)",
+            USER_SPACE => return "(user space)",
+            _ => {}
+        }
+        let after = self.0.partition_point(|(begin, _)| *begin <= address);
+        let before = after.checked_sub(1).and_then(|index| self.0.get(index));
+        before.map_or("(unknown)", |(_, name)| name)
+    }
+}
+
+/// Reads a line of `/proc/kallsyms`. A BPF program is named without its tag.
+fn symbol(line: &str) -> Option<(u64, String)> {
+    let mut words = line.split_whitespace();
+    let address = u64::from_str_radix(words.next()?, 16).ok()?;
+    let is_code = matches!(words.next()?, "t" | "T" | "w" | "W");
+    let name = words.next()?;
+    let of_program = name.strip_prefix("bpf_prog_").and_then(|rest| {
+        let (_tag, name) = rest.split_once('_')?;
+        Some(format!("{name} [bpf]"))
+    });
+    is_code.then(|| (address, of_program.unwrap_or_else(|| name.to_string())))
+}
+
+/// Where virtual time went, by function, the longest first.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Profile {
+    /// Instructions of all functions.
+    pub instructions: u64,
+    /// Virtual nanoseconds that all functions waited for memory.
+    pub stall_ns: u64,
+    /// All functions that were seen.
+    pub functions: Vec<Function>,
+}
+
+/// A function of the guest's kernel, or a BPF program.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Function {
+    /// Its symbol; all of user space is one function.
+    pub name: String,
+    /// Its part of all functions' time, percent.
+    pub percent: f64,
+    /// Instructions that it executed, those of its callees not included.
+    pub instructions: u64,
+    /// Virtual nanoseconds that it waited for memory.
+    pub stall_ns: u64,
+}
+
+impl Profile {
+    /// Adds up samples by function. `mips`: the speed of a CPU, by which instructions become time.
+    #[must_use]
+    pub fn new(samples: &Samples, symbols: &Symbols, mips: f64) -> Profile {
+        let mut by_name: BTreeMap<&str, Cost> = BTreeMap::new();
+        for (address, cost) in &samples.0 {
+            let sum = by_name.entry(symbols.function(*address)).or_default();
+            sum.instructions += cost.instructions;
+            sum.stall_ps += cost.stall_ps;
+        }
+        let time = |cost: &Cost| cost.instructions as f64 * 1e6 / mips + cost.stall_ps as f64;
+        let all: f64 = by_name.values().map(time).sum();
+        let mut functions: Vec<_> = by_name
+            .iter()
+            .filter(|(_, cost)| time(cost) > 0.0)
+            .map(|(name, cost)| Function {
+                name: (*name).to_string(),
+                percent: 100.0 * time(cost) / all,
+                instructions: cost.instructions,
+                stall_ns: cost.stall_ps / 1000,
+            })
+            .collect();
+        functions.sort_by(|a, b| b.percent.total_cmp(&a.percent));
+        Profile {
+            instructions: functions.iter().map(|f| f.instructions).sum(),
+            stall_ns: functions.iter().map(|f| f.stall_ns).sum(),
+            functions,
+        }
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = String::from("time %  instructions  stall us  function\n");
+        for function in self.functions.iter().take(PRINTED) {
+            writeln!(
+                text,
+                "{:6.2}  {:12}  {:8}  {}",
+                function.percent,
+                function.instructions,
+                function.stall_ns / 1000,
+                function.name
+            )?;
+        }
+        let rest = self.functions.len().saturating_sub(PRINTED);
+        if rest > 0 {
+            writeln!(text, "and {rest} more functions")?;
+        }
+        f.write_str(&text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KALLSYMS: &str = "\
+ffffffff81000000 T _text
+ffffffff81000100 T schedule
+ffffffff81000180 d a_table
+ffffffff81000200 t pick_next_task
+ffffffffc0001000 t bpf_prog_0123456789abcdef_magpie_dispatch\t[bpf]
+";
+
+    #[test]
+    fn costs_count_for_the_function_that_an_address_is_in() {
+        let text = "0 1 10 0\n0 ffffffff81000101 100 0\n1 ffffffff810001ff 100 50000\n\
+                    1 ffffffffc0001010 190 0\n1 0 100 0\n";
+        let before = Samples::parse("0 ffffffffc0001010 90 0\n").unwrap();
+        let samples = Samples::parse(text).unwrap().since(&before);
+        let profile = Profile::new(&samples, &Symbols::parse(KALLSYMS), 1000.0);
+        let rows: Vec<_> = profile
+            .functions
+            .iter()
+            .map(|f| (f.name.as_str(), f.instructions, f.stall_ns))
+            .collect();
+        assert_eq!(
+            rows,
+            [
+                ("schedule", 200, 50),
+                ("(elsewhere)", 100, 0),
+                ("magpie_dispatch [bpf]", 100, 0),
+                ("(user space)", 10, 0),
+            ]
+        );
+        assert!((profile.functions[0].percent - 100.0 * 250.0 / 460.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_malformed_line_is_an_error() {
+        assert!(Samples::parse("0 ffff 1\n").is_err());
+        assert!(Samples::parse("0 wrong 1 1\n").is_err());
+    }
+}
