@@ -2,13 +2,17 @@
 //! More messages arrive before it runs, and it takes many at once, so two busy CPUs switch at most
 //! twice as often as under the kernel's own scheduler.
 //!
+//! A task that wakes on a CPU where nothing else is runnable passes no queue.
+//!
 //! The timer that ends slices in time is left out: slices under the kernel's own scheduler end at
 //! ticks. With the timer each sixth switch is a slice's end, which says nothing about messages.
 
 use anyhow::{Result, ensure};
 use magpie_bench::stats::median;
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{VT8, VT8_NODES, boot_for_magpie, shell, under};
+use magpie_tests::scheduler::{
+    CYCLICTEST, MAGPIE, VT8, VT8_NODES, boot_for_magpie, counters, grown, shell, under,
+};
 
 /// Returns the context switches of the whole machine while 160 tasks pass messages on two of its
 /// CPUs: the median of five runs.
@@ -54,4 +58,24 @@ fn messages_are_taken_many_at_a_time_on_the_second_node() -> Result<()> {
 #[test]
 fn messages_are_taken_many_at_a_time() -> Result<()> {
     takes_many_messages_at_once(VT8, "0,1")
+}
+
+/// A pinned thread wakes 1000 times on a CPU that idles. The kernel asks no scheduler for its CPU.
+#[test]
+fn a_task_alone_on_its_cpu_passes_no_queue() -> Result<()> {
+    let mut guest = boot_for_magpie(VT8, |_| {})?;
+    under(&mut guest, MAGPIE, |guest| {
+        let before = counters(guest)?;
+        shell(guest, &format!("{CYCLICTEST} -a 3 -D 1"))?;
+        let after = counters(guest)?;
+        let (direct, queued) = (
+            grown(&before, &after, "wake_idle")?,
+            grown(&before, &after, "enqueue")?,
+        );
+        println!("{direct} wakeups ran at once, {queued} tasks passed a queue");
+        ensure!(direct >= 900, "only {direct} of 1000 wakeups ran at once");
+        ensure!(queued <= 100, "{queued} tasks passed a queue");
+        Ok(())
+    })?;
+    guest.into_guest().shutdown()
 }

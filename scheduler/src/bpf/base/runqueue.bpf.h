@@ -30,4 +30,15 @@ static __always_inline bool is_outranked(s32 cpu)
 	return rq && rq->nr_running > rq->scx.nr_running;
 }
 
+/*
+ * Return whether the one runnable task of ours on the CPU, which is being queued, is the only task of
+ * any class there.
+ */
+static __always_inline bool is_alone(s32 cpu)
+{
+	const struct rq *rq = bpf_per_cpu_ptr(&runqueues, cpu);
+
+	return rq && rq->nr_running == 1 && rq->scx.nr_running == 1;
+}
+
 #endif /* __MAGPIE_RUNQUEUE_BPF_H */

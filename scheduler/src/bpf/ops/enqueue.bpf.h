@@ -47,6 +47,11 @@ static __always_inline void wait_on(struct task_struct *p, struct task_state *ts
 	u64 now = rq_now(cpu);
 
 	join_cpu(ts, cpu, enq_flags);
+	if (enq_flags & SCX_ENQ_WAKEUP && is_alone(cpu)) {
+		run_here(p, ts, enq_flags);
+		return;
+	}
+
 	if (enq_flags & SCX_ENQ_WAKEUP && preempt_for(p, ts, state, now, enq_flags)) {
 		note_preemption(state, ts);
 		return;

@@ -176,6 +176,14 @@ static __always_inline void run_next_on(struct task_struct *p, const struct task
 	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | cpu, slice_of(ts), enq_flags);
 }
 
+/* Run a task, on whose CPU nothing else is runnable, without passing the CPU's queue. */
+static __always_inline void run_here(struct task_struct *p, const struct task_state *ts,
+				     u64 enq_flags)
+{
+	count_event(state_here(), EVENT_WAKE_IDLE, 1);
+	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_of(ts), enq_flags);
+}
+
 /* Have an idle CPU search for work. @hint: 1 + the CPU where a task waits, or ANYWHERE. */
 static __always_inline void kick_searcher(s32 idle, u32 hint)
 {
