@@ -48,7 +48,7 @@ enum magpie_distance {
 
 /* Events, each counted on the CPU where it happens. counters.rs gives each its name and text. */
 enum magpie_event {
-	EVENT_WAKE_IDLE, /* wakeup placed directly on an idle CPU */
+	EVENT_WAKE_IDLE, /* wakeup that passed no queue: on a claimed idle CPU, or alone on its own */
 	EVENT_WAKE_PREVIOUS, /* by step, in the order of enum wakeup_step: previous CPU */
 	EVENT_WAKE_RECENT, /* recent CPU */
 	EVENT_WAKE_WAKER, /* next on the waker's CPU, which the waker leaves */

@@ -89,8 +89,9 @@ static __always_inline bool dispatch_others(struct cpu_state *state, s32 cpu)
 	if ((steal_enabled || state->must_search) && steal_work(cpu))
 		return true;
 
-	/* The search dropped the runqueue lock: a task may have been queued here meanwhile. */
-	return nr_looks(state) != looks && scx_bpf_dsq_move_to_local(cpu, 0);
+	/* The search dropped the runqueue lock: a task may have been queued or sent here meanwhile. */
+	return nr_looks(state) != looks &&
+	       (scx_bpf_dsq_move_to_local(cpu, 0) || scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | cpu));
 }
 
 /*

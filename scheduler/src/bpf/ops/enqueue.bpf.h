@@ -5,6 +5,7 @@
  *   cgroup throttled?                       --yes--> parking place
  *   an idle core is claimed for it?         --yes--> local queue there
  *   its CPU is not preferred?               --yes--> queue of a preferred CPU
+ *   woken, and alone on its CPU?            --yes--> local queue there
  *   woken, and to run before the running
  *   task (should_preempt())?                --yes--> preempts it
  *        | no
@@ -47,7 +48,8 @@ static __always_inline void wait_on(struct task_struct *p, struct task_state *ts
 	u64 now = rq_now(cpu);
 
 	join_cpu(ts, cpu, enq_flags);
-	if (enq_flags & SCX_ENQ_WAKEUP && is_alone(cpu)) {
+	if (enq_flags & SCX_ENQ_WAKEUP && is_alone(cpu) && !has_queued(state) &&
+	    take_own_cpu(state, now)) {
 		run_here(p, ts, enq_flags);
 		return;
 	}

@@ -136,6 +136,17 @@ static __always_inline bool idle_ends_with_claim(struct cpu_state *state)
 	return idle_map_enabled && __sync_lock_test_and_set(&state->idle, IDLE_NOT) > IDLE_LAST;
 }
 
+/*
+ * A task wakes on this CPU, where it would be alone: claim the CPU for it if it idles. Returns false
+ * if a waker has claimed it for another task.
+ */
+static __always_inline bool take_own_cpu(struct cpu_state *state, u64 now)
+{
+	u64 word = READ_ONCE(state->idle);
+
+	return word == IDLE_NOT || (is_word_free(word, now) && claim_word(&state->idle, word, now));
+}
+
 /* A tick on a busy CPU: clear its bit, so that searches no longer look at it. */
 static __always_inline void idle_is_over(struct cpu_state *state, s32 cpu)
 {

@@ -12,7 +12,8 @@
  *        |                                      |
  *   join with lag (fair.bpf.h)             charge the CPU time
  *        |                                      |
- *   CPU idle? --yes--> its local queue     earlier deadline queued? --no--> keep it
+ *   CPU idle, or task alone there?
+ *     --yes--> its local queue             earlier deadline queued? --no--> keep it
  *        | no                                   | yes
  *   before the running deadline,
  *   or much shorter, and alone? --yes--> preempt
