@@ -18,8 +18,9 @@ trap 'rm -f "$log"' EXIT
 # Without this trap, cargo and virtual machines would outlive the script.
 trap '[ -n "$child" ] && kill "$child"; exit 130' INT TERM HUP
 
-# A step that runs for longer than this, in seconds, has failed.
-step_timeout=${MAGPIE_STEP_TIMEOUT:-3600}
+# A step that still runs so many seconds after the start of this script has failed.
+time_limit=${MAGPIE_TIME_LIMIT:-5100}
+seconds_left() { echo $((SECONDS < time_limit ? time_limit - SECONDS : 1)); }
 
 fail_step() {
 	failed=$((failed + 1))
@@ -29,7 +30,7 @@ fail_step() {
 # run COMMAND...: runs it in the background and waits, because bash runs no trap
 # while a command is in the foreground.
 run() {
-	timeout "$step_timeout" "$@" &
+	timeout "$(seconds_left)" "$@" &
 	child=$!
 	wait "$child"
 }
@@ -52,7 +53,7 @@ tests() {
 	local name=$1 status counts p f
 	shift
 	echo "== $name"
-	timeout "$step_timeout" "$@" >"$log" 2>&1 &
+	timeout "$(seconds_left)" "$@" >"$log" 2>&1 &
 	child=$!
 	tail -n +1 -f --pid="$child" "$log" &
 	wait "$child"
@@ -68,7 +69,7 @@ tests() {
 	if [ "$f" -gt 0 ]; then
 		failures+=("$name: $f")
 	elif [ "$status" != 0 ]; then
-		[ "$status" = 124 ] && echo "$name: stopped after $step_timeout s" >&2
+		[ "$status" = 124 ] && echo "$name: stopped $time_limit s after the start" >&2
 		fail_step "$name"
 	elif [ -z "$counts" ]; then
 		echo "$name: no test ran" >&2
