@@ -356,6 +356,20 @@ pub const MUTATIONS: &[Mutation] = &[
         new: "",
         finder: Machine("a_slice_ends_in_time"),
     },
+    Mutation {
+        fault: "a task alone on its CPU passes the queue",
+        file: "scheduler/src/bpf/base/runqueue.bpf.h",
+        old: "rq->nr_running == 1 && rq->scx.nr_running == 1;",
+        new: "rq->nr_running == 0;",
+        finder: Machine("a_task_alone_on_its_cpu_passes_no_queue"),
+    },
+    Mutation {
+        fault: "an interruption by a real-time task begins the idle hold anew",
+        file: "scheduler/src/bpf/power/frequency.bpf.h",
+        old: "\tif (is_before(now + before, since + IDLE_HOLD_NS) ||",
+        new: "\tif (is_before(now, since + IDLE_HOLD_NS) ||",
+        finder: Machine("each_cpu_asks_for_the_performance"),
+    },
 ];
 
 #[cfg(test)]
