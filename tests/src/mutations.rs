@@ -366,8 +366,8 @@ pub const MUTATIONS: &[Mutation] = &[
     Mutation {
         fault: "an interruption by a real-time task begins the idle hold anew",
         file: "scheduler/src/bpf/power/frequency.bpf.h",
-        old: "\tif (is_before(now + before, since + IDLE_HOLD_NS) ||",
-        new: "\tif (is_before(now, since + IDLE_HOLD_NS) ||",
+        old: "\tu64 idled = READ_ONCE(state->idled) - READ_ONCE(state->idled_when_looked);",
+        new: "\tu64 idled = 0;",
         finder: Machine("each_cpu_asks_for_the_performance"),
     },
 ];

@@ -21,8 +21,8 @@
  *
  *   a CPU goes idle with a target -> the timer, unless it is set
  *                                      |
- *   for each CPU that idles with a target, and has idled
- *   for 20 ms since it last looked ------------------------> nothing
+ *   for each CPU with a target that has idled for 20 ms
+ *   since it last looked ----------------------------------> nothing
  *   some CPU idles with a target, but not for so long? ----> the timer again
  *
  * The target has no margin, because the governor itself adds a quarter. A CPU without idle time
@@ -271,18 +271,23 @@ static __always_inline void perf_idle_ends(struct cpu_state *state, u64 now)
 		state->idled += now - state->idle_since;
 }
 
-/* Have an idle CPU ask for nothing. Returns whether it idles with a target still. */
+/*
+ * Have a CPU that has idled for long ask for nothing. Returns whether it idles with a target still.
+ * A CPU that is busy at this moment counts, too: the timer is set as a CPU goes idle, so it meets a
+ * task whose period divides the timer's at the same point of each period.
+ */
 static __always_inline bool lower_idle_cpu(s32 cpu, u64 now)
 {
 	struct cpu_state *state = state_of(cpu);
+	u64 idled = READ_ONCE(state->idled) - READ_ONCE(state->idled_when_looked);
 	u64 since = READ_ONCE(state->idle_since);
-	u64 before = READ_ONCE(state->idled) - READ_ONCE(state->idled_when_looked);
 
-	if (!since || !READ_ONCE(state->perf_target))
+	if (!READ_ONCE(state->perf_target))
 		return false;
-	if (is_before(now + before, since + IDLE_HOLD_NS) ||
-	    !may_set_target(&state->target_due, now, false))
-		return true;
+	if (since && !is_before(now, since))
+		idled += now - since;
+	if (idled < IDLE_HOLD_NS || !may_set_target(&state->target_due, now, false))
+		return since;
 
 	scx_bpf_cpuperf_set(cpu, 0);
 	WRITE_ONCE(state->perf_target, target_of(cpu));
