@@ -185,7 +185,7 @@ fn a_light_load_asks_for_what_it_uses(guest: &mut Guest) -> Result<()> {
 }
 
 fn a_busy_machine_asks_seldom(guest: &mut Guest) -> Result<()> {
-    let trace = Trace::of(guest, "taskset -c 0-7 timeout 0.7 hackbench -g 2 -l 100000")?;
+    let trace = Trace::of(guest, "taskset -c 0-7 timeout 0.7 hackbench -g 2 -l 100000; sleep 0.3")?;
     for cpu in 0..8 {
         let set = trace.targets(cpu, 0.0);
         let in_half_a_second = |from: f64| {
@@ -256,12 +256,14 @@ fn a_real_time_task_gets_all(guest: &mut Guest) -> Result<()> {
 /// A real-time thread looks at no load, as that of a sound server. It must not keep the target that
 /// a hog has left on its CPU: between its wakeups that CPU never idles for long.
 fn a_waking_real_time_task_keeps_no_target(guest: &mut Guest) -> Result<()> {
-    let load = "taskset -c 6 timeout 0.1 magpie-load burn; \
-                timeout 0.6 cyclictest -q -t 1 -a 6 --mainaffinity 0 -p 50 -i 5000";
+    let load = "timeout 3 cyclictest -q -t 1 -a 6 --mainaffinity 0 -p 50 -i 5000 & sleep 1; \
+                taskset -c 6 timeout 1 magpie-load burn; wait";
     let trace = Trace::of(guest, load)?;
     let set = trace.targets(6, 0.0);
     println!("as a real-time task wakes: {set:?}");
-    let zero = set.iter().find(|(_, perf)| *perf == 0);
+    let all = set.iter().rposition(|(_, perf)| *perf == ALL);
+    let all = all.with_context(|| format!("no hog asked for all: {set:?}"))?;
+    let zero = set[all..].iter().find(|(_, perf)| *perf == 0);
     let (zero, _) = zero.with_context(|| format!("the CPU kept a target: {set:?}"))?;
     let wakeups = trace
         .on(6)
