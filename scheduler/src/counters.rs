@@ -78,7 +78,7 @@ metrics! {
         steal_found_ns = magpie_event_EVENT_STEAL_FOUND_NS, "Time spent in searches that found a task, in nanoseconds";
     }
     "wakeup" {
-        wake_idle = magpie_event_EVENT_WAKE_IDLE, "Wakeups placed directly on an idle CPU";
+        wake_idle = magpie_event_EVENT_WAKE_IDLE, "Wakeups that passed no queue: on an idle CPU, or alone on their own";
         wake_previous = magpie_event_EVENT_WAKE_PREVIOUS, "Wakeups placed on the previous CPU, whose core was idle";
         wake_recent = magpie_event_EVENT_WAKE_RECENT, "Wakeups placed on the recent CPU, whose core was idle";
         wake_waker = magpie_event_EVENT_WAKE_WAKER, "Sync wakeups of a task that takes the waker's place on its CPU";

@@ -29,12 +29,13 @@
  * asks for everything, because how much its tasks would use is not known.
  *
  * A CPU that goes idle keeps its target for a moment, because a load of 60 frames a second would
- * otherwise change it twice a frame. All idle periods since the CPU's last look count together: an
- * audio thread is a real-time task, which looks at nothing here, and one that woke every 20 ms on an
- * otherwise idle CPU kept a target of 792 of 1024 for half a second. One timer for the machine lowers the targets of all CPUs that
- * idle for longer. A timer for each CPU would wake each of them from deep sleep. The timer is not
- * pinned, so the kernel lets it expire on a busy CPU when it is set again by an idle one. A CPU in
- * deep sleep has no frequency of its own to lower; the CPUs that share its frequency need to know.
+ * otherwise change it twice a frame. All idle periods since the CPU's last look count together,
+ * because a real-time task causes no look: one that woke every 20 ms on an otherwise idle CPU kept a
+ * target of 792 of 1024 for half a second. One timer for the machine lowers the targets of all CPUs
+ * that have idled for longer. A timer for each CPU would wake each of them from deep sleep. The
+ * timer is not pinned, so the kernel lets it expire on a busy CPU when it is set again by an idle
+ * one. A CPU in deep sleep has no frequency of its own to lower; the CPUs that share its frequency
+ * need to know.
  *
  * Each look is in the CPU's own memory; a switch between looks costs three comparisons and a sum.
  * The timer also writes another CPU's target. A CPU that leaves idle meanwhile reads what the
