@@ -77,11 +77,12 @@ static int64_t patience_ps(int64_t period_ps)
 }
 
 /*
- * Return true if a CPU still makes requests, as seen from a CPU with @period_ps. Local times differ:
- * the last request may be in the future, and the other CPU, which waits for its period beyond its
- * turn, may be ahead by that much. By the period of the first CPU alone, one that had just joined,
- * with a short period, was forgotten before each of its turns, joined again, and never waited: of 32
- * CPUs one made nearly half of the additions.
+ * Return true if a CPU still makes requests, as seen by an observing CPU whose period is
+ * @period_ps. Local times differ. The observer waits for its period beyond its turn, and may be
+ * ahead by as much; if it is behind, the last request is in the future. So the longer of the two
+ * periods counts. By its own period alone, a CPU that had just joined, with a short period, was
+ * forgotten before each of its turns and never waited: one CPU of 32 made nearly half of the
+ * additions.
  */
 static bool is_current(const struct contender *c, int64_t now_ps, int64_t period_ps)
 {
