@@ -12,8 +12,10 @@
 //!
 //! The known good step is measured again beside every other one, in turns, because a host drifts.
 //! First it is compared with the known bad one: without a real difference there is nothing to find.
-//! The difference also sets the bar, which lies in its middle, unless `--limit` says where. Then
-//! the question of each step has two clear answers, and rounds are run until one is certain.
+//! Their samples also set the bar, unless `--limit` says where: as many of the bad step's ratios to
+//! the good one are beyond it as of the good step's own are short of it. So both answers are about as
+//! sure, also where some rounds are far off or the figure has two modes, with which the middle of
+//! two averages may be beyond both ends. Rounds are run until one answer is certain.
 //!
 //! All answers are right in at least 19 of 20 bisections: each of n may be wrong with a probability
 //! of 1 in 20 n.
@@ -37,7 +39,7 @@ use crate::progress::{Progress, Spinner};
 use crate::relation::relate;
 use crate::report::{BASELINE, Report, Row};
 use crate::sequential::{Question, decide};
-use crate::stats::{Average, Better, SIGNIFICANCE, Verdict, direction};
+use crate::stats::{Average, Better, SIGNIFICANCE, Verdict, direction, median};
 use crate::workload::CANDIDATE;
 use crate::{candidate, file, interrupt};
 
@@ -77,6 +79,9 @@ struct Tried {
     value: Option<f64>,
     unit: String,
     rounds: usize,
+    /// The figures of each round, in its order.
+    good_samples: Vec<f64>,
+    samples: Vec<f64>,
     /// Why its side is unknown.
     why: Option<String>,
 }
@@ -262,12 +267,9 @@ impl<'a> Bisection<'a> {
         };
         let tried = judge(base, row, bar, question);
         if self.bar.is_none() {
-            // Of a ratio, the middle is the square root.
-            let middle = tried.improvement.map(|_| Average::for_unit(&row.unit));
-            let ratio = middle.map(|average| average.of(&row.samples) / average.of(&base.samples));
             self.bar = match self.args.limit {
                 Some(_) => Some(bar),
-                None => ratio.map(f64::sqrt),
+                None => bar_between(&base.samples, &row.samples),
             };
         }
         Ok(tried)
@@ -405,6 +407,17 @@ fn first_bar(limit: Option<f64>, better: Better) -> f64 {
     }
 }
 
+/// The ratio to the good step that best tells the two ends apart: the median of all ratios of
+/// either end's samples to the good one's. None if there are no samples, or a good one is 0.
+fn bar_between(good: &[f64], bad: &[f64]) -> Option<f64> {
+    let samples = good.iter().chain(bad);
+    let ratios: Vec<f64> = samples
+        .flat_map(|sample| good.iter().map(move |good| sample / good))
+        .collect();
+    let is_known = !ratios.is_empty() && ratios.iter().all(|ratio| ratio.is_finite());
+    is_known.then(|| median(&ratios))
+}
+
 /// Judges a step by its row and that of the good step.
 fn judge(base: &Row, row: &Row, bar: f64, question: Question) -> Tried {
     let step = &row.scheduler;
@@ -431,6 +444,8 @@ fn judge(base: &Row, row: &Row, bar: f64, question: Question) -> Tried {
         value: Some(average.of(&row.samples)),
         unit: row.unit.clone(),
         rounds: row.samples.len(),
+        good_samples: base.samples.clone(),
+        samples: row.samples.clone(),
         why,
     }
 }
@@ -446,6 +461,8 @@ impl Tried {
             value: None,
             unit: String::new(),
             rounds: 0,
+            good_samples: Vec::new(),
+            samples: Vec::new(),
             why: Some(why),
         }
     }
@@ -489,4 +506,49 @@ fn run_build(command: &str) -> Result<()> {
         lines[lines.len().saturating_sub(LINES_SHOWN)..].join("\n")
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Samples of so many rounds around `usual`, and around `rare` in some of them.
+    fn samples(rng: &mut fastrand::Rng, usual: f64, rare: f64, share: f64) -> Vec<f64> {
+        let mut sample = || {
+            let mode = if rng.f64() < share { rare } else { usual };
+            mode * (0.95 + 0.1 * rng.f64())
+        };
+        (0..40).map(|_| sample()).collect()
+    }
+
+    /// The bar comes from one comparison, each answer from another one. With outliers, a bar made of
+    /// averages gives a wrong answer in one of five, and with two modes one made of medians in some.
+    #[test]
+    fn both_ends_are_told_apart_although_each_has_outliers_or_two_modes() {
+        for (rare, share) in [(30.0, 0.1), (2.0, 0.3)] {
+            for seed in 0..100 {
+                let rng = &mut fastrand::Rng::with_seed(seed);
+                let good = samples(rng, 1.0, rare, share);
+                let bad = samples(rng, 1.3, 1.3 * rare, share);
+                let bar = bar_between(&good, &bad).expect("samples");
+                let question = Question::side_of(bar, 0.01);
+                for (times, is_bad) in [(1.0, false), (1.3, true)] {
+                    let base = samples(rng, 1.0, rare, share);
+                    let step = samples(rng, times, times * rare, share);
+                    let verdict = decide(&base, &step, question).verdict;
+                    let at_bar: Vec<f64> = base.iter().map(|sample| sample * bar).collect();
+                    let is_greater = direction(&at_bar, &step) > 0.0;
+                    let is_wrong = verdict == Verdict::Different && is_greater != is_bad;
+                    assert!(!is_wrong, "seed {seed}, rare {rare}, bar {bar}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_bar_of_two_clear_ends_is_between_them() {
+        assert_eq!(bar_between(&[1.0, 1.0], &[3.0, 3.0]), Some(2.0));
+        assert_eq!(bar_between(&[0.0], &[3.0]), None);
+        assert_eq!(bar_between(&[], &[]), None);
+    }
 }

@@ -134,8 +134,9 @@ pub(crate) struct Setup {
     /// hackbench loops, one case for each value [short for --set loops=...]
     #[arg(long, value_name = "LIST")]
     pub(crate) loops: Option<String>,
-    /// Values of a workload's parameter, one case for each: --set threads=2,8
-    #[arg(long = "set", value_name = "NAME=LIST")]
+    /// Values of a parameter, one case for each: --set threads=2,8 for all workloads that have it,
+    /// --set tbench.seconds=1 for one
+    #[arg(long = "set", value_name = "[WORKLOAD.]NAME=LIST")]
     pub(crate) parameters: Vec<String>,
 }
 

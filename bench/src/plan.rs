@@ -296,7 +296,7 @@ fn choose_work(
             );
         };
         // Parameters of the command line override those of a suite.
-        parameters.extend(chosen.clone());
+        parameters.extend(parameters_of(workload, &chosen));
         let cases = workload.cases(&parameters, cpus)?;
         match work.iter_mut().find(|(other, _)| other.name == *name) {
             None => work.push((workload.clone(), cases)),
@@ -307,10 +307,8 @@ fn choose_work(
         }
     }
     for name in chosen.keys() {
-        if !work
-            .iter()
-            .any(|(workload, _)| workload.parameters.contains_key(name))
-        {
+        let of_all = work.iter().map(|(workload, _)| workload);
+        if !of_all.clone().any(|workload| is_of(workload, name)) {
             bail!(
                 "none of the chosen workloads has a parameter `{name}`; `magpie bench workloads` \
                  shows them"
@@ -320,7 +318,28 @@ fn choose_work(
     Ok(work)
 }
 
-/// Reads `--set`, `--groups` and `--loops` into lists of values.
+/// Is a name of `--set`, NAME or WORKLOAD.NAME, a parameter of this workload?
+fn is_of(workload: &Workload, name: &str) -> bool {
+    let name = match name.split_once('.') {
+        Some((scope, name)) if scope == workload.name => name,
+        Some(_) => return false,
+        None => name,
+    };
+    workload.parameters.contains_key(name)
+}
+
+/// What `--set` says of a workload: WORKLOAD.NAME overrides NAME, which is for all.
+fn parameters_of(workload: &Workload, chosen: &Parameters) -> Parameters {
+    let of_this = chosen.iter().filter(|(name, _)| is_of(workload, name));
+    let (scoped, of_all): (Vec<_>, Vec<_>) = of_this.partition(|(name, _)| name.contains('.'));
+    let pairs = of_all.into_iter().chain(scoped).map(|(name, list)| {
+        let name = name.split_once('.').map_or(name.as_str(), |(_, name)| name);
+        (name.to_string(), list.clone())
+    });
+    pairs.collect()
+}
+
+/// Reads `--set`, `--groups` and `--loops` into lists of values, by NAME or WORKLOAD.NAME.
 fn parse_parameters(setup: &Setup) -> Result<Parameters> {
     let mut parameters = Parameters::new();
     let short = [("groups", &setup.groups), ("loops", &setup.loops)];
@@ -447,10 +466,22 @@ mod tests {
     }
 
     #[test]
+    fn a_size_of_one_workload_goes_before_that_of_all() {
+        let line = "--workload tbench,iperf3,latency --set seconds=1 --set tbench.seconds=3";
+        let work = work(line).unwrap();
+        let seconds = |index: usize| work[index].1[0].argv.join(" ");
+        assert!(seconds(0).contains("tbench -t 3 "), "{}", seconds(0));
+        assert!(seconds(1).contains("-t 1 "), "{}", seconds(1));
+        assert!(seconds(2).contains("--seconds 1"), "{}", seconds(2));
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let error = |line: &str| format!("{:#}", work(line).unwrap_err());
         assert!(error("--workload hackbnch").contains("there are hackbench"));
         assert!(error("--workload pipe --groups 4").contains("`groups`"));
+        assert!(error("--workload pipe --set hackbench.groups=4").contains("`hackbench.groups`"));
+        assert!(error("--set hackbench.clients=4").contains("`hackbench.clients`"));
         assert!(error("--set groups").contains("write it like"));
         assert!(error("--groups 1,,2").contains("empty value"));
         assert!(error("--workload pipe,pipe").contains("twice"));

@@ -191,7 +191,10 @@ fn run_command(run: &Run) -> Result<u8> {
     }
     let result = ran?;
     let profile = match (&before, mips) {
-        (Some(before), Some(mips)) => Some(guest.profile_since(before, mips)?),
+        (Some(before), Some(mips)) => {
+            let samples = guest.samples()?.since(before);
+            Some(guest.profile(&samples, mips)?)
+        }
         _ => None,
     };
     if let Some(profile) = &profile {

@@ -208,15 +208,14 @@ impl Guest {
         Samples::read(&self.connection.qemu().folder().join(profile::SAMPLES))
     }
 
-    /// Returns where virtual time went since an earlier reading, by function of the guest's kernel.
-    /// A BPF program is named only while it is loaded.
+    /// Returns samples by function of the guest's kernel. A BPF program is named only while it is
+    /// loaded.
     ///
     /// # Errors
-    /// As [`Guest::samples`], and when the guest does not tell its kernel's symbols.
-    pub fn profile_since(&mut self, before: &Samples, mips: f64) -> Result<Profile> {
-        let samples = self.samples()?.since(before);
+    /// When the guest does not tell its kernel's symbols.
+    pub fn profile(&mut self, samples: &Samples, mips: f64) -> Result<Profile> {
         let kallsyms = self.capture(&["cat", "/proc/kallsyms"], SYMBOLS_TIMEOUT)?;
-        Ok(Profile::new(&samples, &Symbols::parse(&kallsyms), mips))
+        Ok(Profile::new(samples, &Symbols::parse(&kallsyms), mips))
     }
 
     /// Starts a scheduler. Returns when the kernel's sched_ext state is "enabled".
