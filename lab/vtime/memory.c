@@ -437,7 +437,11 @@ static void copy_store(unsigned int index, uint32_t info, uint64_t vaddr, void *
 /* Of the other string instructions, each iteration costs an instruction, as on a processor. */
 static void scan_load(unsigned int index, uint32_t info, uint64_t vaddr, void *userdata)
 {
-	stall(&cpus[index], &vcpus[index], vcpus[index].cost_ps);
+	struct cpu_memory *c = &cpus[index];
+	const uint64_t ps = vcpus[index].cost_ps;
+
+	c->string_ps += ps;
+	stall(c, &vcpus[index], ps);
 	load(index, info, vaddr, userdata);
 }
 

@@ -158,7 +158,7 @@ pub struct MemoryCounts {
     pub page_walk: Served,
     /// Bytes that repeated string instructions wrote.
     pub string_bytes: u64,
-    /// Virtual nanoseconds that those instructions took, without their misses.
+    /// Virtual nanoseconds that all repeated string instructions took, without their misses.
     pub string_ns: u64,
 }
 
