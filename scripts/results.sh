@@ -86,10 +86,10 @@ measure_all() {
 	kernels latency vt16 --set threads=4 --set seconds=1 --rounds 5
 	kernels steal vt64 --set groups=1,4 --set loops=10 --rounds 5
 	kernels latency vt64 --set threads=8 --set hogs=32 --set seconds=1 --rounds 5
-	kernels push vt16 --set groups=1,16 --set loops=5 --set clients=4 --set threads=4 \
-		--set seconds=0.5 --set tbench.seconds=1 --rounds 5
-	kernels push vt64 --set groups=1,16 --set loops=5 --set clients=4 --set threads=4 \
-		--set seconds=0.5 --set tbench.seconds=1 --rounds 5
+	kernels push vt16 --set groups=1,8 --set loops=5 --set clients=1 --set threads=4 \
+		--set seconds=0.3 --set tbench.seconds=2 --set services.clients=8 --rounds 5
+	kernels push vt64 --set groups=1,8 --set loops=5 --set clients=1 --set threads=4 \
+		--set seconds=0.3 --set tbench.seconds=2 --set services.clients=8 --rounds 5
 	slow hackbench-vt64 --in vtime --machine vt64 --sched "$schedulers" "${baseline[@]}" \
 		--workload hackbench --groups 1,2,4,8 --loops 100 --rounds 4
 	slow hackbench-xeon-8380 --in vtime --machine xeon-8380 --sched "$plain,scx_magpie" \
