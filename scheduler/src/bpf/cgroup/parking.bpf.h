@@ -144,13 +144,18 @@ static int end_bandwidth_period(void *map, u32 *key, struct bandwidth_timer *tim
 	release_parked(slot, is_over, now);
 	bpf_rcu_read_unlock();
 
-	if (!is_over) {
+	if (is_over && state->looks) {
+		state->looks--;
+		bpf_timer_start(&timer->timer, next_look(state), 0);
+	}
+	/*
+	 * A CPU may have throttled the cgroup again meanwhile, and started the timer before that:
+	 * the cgroup's tasks would wait for the last look.
+	 */
+	if (!is_over || READ_ONCE(state->throttled)) {
 		s64 left = READ_ONCE(state->period_end) - now;
 
 		bpf_timer_start(&timer->timer, left > 0 ? left : 0, 0);
-	} else if (state->looks) {
-		state->looks--;
-		bpf_timer_start(&timer->timer, next_look(state), 0);
 	}
 
 	return 0;
