@@ -82,14 +82,15 @@ measure_all() {
 	without cpu-weight vt2 "--no-cpu-weight" --workload shares
 
 	# These take long, or want the host for themselves: only if ONLY names them.
-	kernels steal vt16 --set groups=1,4 --set loops=10 --rounds 5
-	kernels latency vt16 --set threads=4 --set seconds=1 --rounds 5
-	kernels steal vt64 --set groups=1,4 --set loops=10 --rounds 5
-	kernels latency vt64 --set threads=8 --set hogs=32 --set seconds=1 --rounds 5
-	kernels push vt16 --set groups=1,8 --set loops=5 --set clients=1 --set threads=4 \
-		--set seconds=0.3 --set tbench.seconds=2 --set services.clients=8 --rounds 5
-	kernels push vt64 --set groups=1,8 --set loops=5 --set clients=1 --set threads=4 \
-		--set seconds=0.3 --set tbench.seconds=2 --set services.clients=8 --rounds 5
+	kernels steal vt16 --suite steal --set groups=1,4 --set loops=10 --rounds 5
+	kernels latency vt16 --suite latency --set threads=4 --set seconds=1 --rounds 5
+	kernels steal vt64 --suite steal --set groups=1,4 --set loops=10 --rounds 5
+	kernels latency vt64 --suite latency --set threads=8 --set hogs=32 --set seconds=1 --rounds 5
+	# Of the suite push without tbench: its round trips take minutes of the host's time for each run.
+	for machine in vt16 vt64; do
+		kernels push $machine --workload hackbench,latency,services --set groups=1,8 \
+			--set loops=5 --set threads=4 --set clients=8 --set seconds=0.3 --rounds 5
+	done
 	slow hackbench-vt64 --in vtime --machine vt64 --sched "$schedulers" "${baseline[@]}" \
 		--workload hackbench --groups 1,2,4,8 --loops 100 --rounds 4
 	slow hackbench-xeon-8380 --in vtime --machine xeon-8380 --sched "$plain,scx_magpie" \
@@ -115,14 +116,14 @@ without() {
 	result "$name-$machine" --in vtime --machine "$machine" --sched "$candidates" "$@" --rounds 4
 }
 
-# kernels SUITE MACHINE ARGUMENTS...: EEVDF and scx_magpie on each series, and EEVDF without
+# kernels NAME MACHINE ARGUMENTS...: EEVDF and scx_magpie on each series, and EEVDF without
 # cache-aware scheduling, which 7.2 began. The sizes are few, because seven candidates run each.
 kernels() {
-	local suite=$1 machine=$2
+	local name=$1 machine=$2
 	shift 2
-	slow "kernels-$suite-$machine" --in vtime --machine "$machine" \
+	slow "kernels-$name-$machine" --in vtime --machine "$machine" \
 		--sched 'eevdf{llc_balancing=0},eevdf@7.0,eevdf@6.19,scx_magpie,scx_magpie@7.0,scx_magpie@6.19' \
-		--suite "$suite" "$@"
+		"$@"
 }
 
 # A command in front of each measurement.
