@@ -12,10 +12,10 @@
 //!
 //! The known good step is measured again beside every other one, in turns, because a host drifts.
 //! First it is compared with the known bad one: without a real difference there is nothing to find.
-//! Their samples also set the bar, unless `--limit` says where: as many of the bad step's ratios to
-//! the good one are beyond it as of the good step's own are short of it. So both answers are about as
-//! sure, also where some rounds are far off or the figure has two modes, with which the middle of
-//! two averages may be beyond both ends. Rounds are run until one answer is certain.
+//! The samples of both also set the bar, unless `--limit` says where: the bad step's samples are
+//! beyond the bar as often as the good step's are short of it. So both answers are about equally
+//! sure. The middle of two averages would not do: with outliers it may lie beyond both ends. Rounds
+//! are run until one answer is certain.
 //!
 //! All answers are right in at least 19 of 20 bisections: each of n may be wrong with a probability
 //! of 1 in 20 n.
@@ -418,6 +418,12 @@ fn bar_between(good: &[f64], bad: &[f64]) -> Option<f64> {
     is_known.then(|| median(&ratios))
 }
 
+/// Are a step's figures mostly above this multiple of the good step's?
+fn is_above_bar(good: &[f64], step: &[f64], bar: f64) -> bool {
+    let at_bar: Vec<f64> = good.iter().map(|sample| sample * bar).collect();
+    direction(&at_bar, step) > 0.0
+}
+
 /// Judges a step by its row and that of the good step.
 fn judge(base: &Row, row: &Row, bar: f64, question: Question) -> Tried {
     let step = &row.scheduler;
@@ -425,10 +431,9 @@ fn judge(base: &Row, row: &Row, bar: f64, question: Question) -> Tried {
         return Tried::unknown(step, why.clone());
     }
     let decision = decide(&base.samples, &row.samples, question);
-    let at_bar: Vec<f64> = base.samples.iter().map(|sample| sample * bar).collect();
-    let is_greater = direction(&at_bar, &row.samples) > 0.0;
+    let is_above = is_above_bar(&base.samples, &row.samples, bar);
     let (side, why) = match decision.verdict {
-        Verdict::Different if is_greater == (row.better == Better::Lower) => (Side::Bad, None),
+        Verdict::Different if is_above == (row.better == Better::Lower) => (Side::Bad, None),
         Verdict::Different => (Side::Good, None),
         _ => {
             let why = format!("not decided within the rounds, p = {:.3}", decision.p);
@@ -521,8 +526,8 @@ mod tests {
         (0..40).map(|_| sample()).collect()
     }
 
-    /// The bar comes from one comparison, each answer from another one. With outliers, a bar made of
-    /// averages gives a wrong answer in one of five, and with two modes one made of medians in some.
+    /// The bar comes from one comparison, and each answer from another one. With these outliers, a
+    /// bar in the middle of two averages gave a wrong answer in one of five.
     #[test]
     fn both_ends_are_told_apart_although_each_has_outliers_or_two_modes() {
         for (rare, share) in [(30.0, 0.1), (2.0, 0.3)] {
@@ -536,9 +541,8 @@ mod tests {
                     let base = samples(rng, 1.0, rare, share);
                     let step = samples(rng, times, times * rare, share);
                     let verdict = decide(&base, &step, question).verdict;
-                    let at_bar: Vec<f64> = base.iter().map(|sample| sample * bar).collect();
-                    let is_greater = direction(&at_bar, &step) > 0.0;
-                    let is_wrong = verdict == Verdict::Different && is_greater != is_bad;
+                    let is_above = is_above_bar(&base, &step, bar);
+                    let is_wrong = verdict == Verdict::Different && is_above != is_bad;
                     assert!(!is_wrong, "seed {seed}, rare {rare}, bar {bar}");
                 }
             }

@@ -296,7 +296,7 @@ fn choose_work(
             );
         };
         // Parameters of the command line override those of a suite.
-        parameters.extend(parameters_of(workload, &chosen));
+        parameters.extend(parameters_for(workload, &chosen));
         let cases = workload.cases(&parameters, cpus)?;
         match work.iter_mut().find(|(other, _)| other.name == *name) {
             None => work.push((workload.clone(), cases)),
@@ -307,8 +307,10 @@ fn choose_work(
         }
     }
     for name in chosen.keys() {
-        let of_all = work.iter().map(|(workload, _)| workload);
-        if !of_all.clone().any(|workload| is_of(workload, name)) {
+        if !work
+            .iter()
+            .any(|(workload, _)| has_parameter(workload, name))
+        {
             bail!(
                 "none of the chosen workloads has a parameter `{name}`; `magpie bench workloads` \
                  shows them"
@@ -318,25 +320,28 @@ fn choose_work(
     Ok(work)
 }
 
-/// Is a name of `--set`, NAME or WORKLOAD.NAME, a parameter of this workload?
-fn is_of(workload: &Workload, name: &str) -> bool {
-    let name = match name.split_once('.') {
-        Some((scope, name)) if scope == workload.name => name,
-        Some(_) => return false,
-        None => name,
-    };
-    workload.parameters.contains_key(name)
+/// What WORKLOAD.NAME of `--set` begins with for this workload.
+fn scope_of(workload: &Workload) -> String {
+    format!("{}.", workload.name)
 }
 
-/// What `--set` says of a workload: WORKLOAD.NAME overrides NAME, which is for all.
-fn parameters_of(workload: &Workload, chosen: &Parameters) -> Parameters {
-    let of_this = chosen.iter().filter(|(name, _)| is_of(workload, name));
-    let (scoped, of_all): (Vec<_>, Vec<_>) = of_this.partition(|(name, _)| name.contains('.'));
-    let pairs = of_all.into_iter().chain(scoped).map(|(name, list)| {
-        let name = name.split_once('.').map_or(name.as_str(), |(_, name)| name);
-        (name.to_string(), list.clone())
-    });
-    pairs.collect()
+/// Is a name of `--set`, NAME or WORKLOAD.NAME, a parameter of this workload?
+fn has_parameter(workload: &Workload, name: &str) -> bool {
+    let own = name.strip_prefix(&scope_of(workload)).unwrap_or(name);
+    workload.parameters.contains_key(own)
+}
+
+/// What `--set` says for a workload, which ignores names that it does not have. WORKLOAD.NAME
+/// overrides NAME, which is for all workloads.
+fn parameters_for(workload: &Workload, chosen: &Parameters) -> Parameters {
+    let scope = scope_of(workload);
+    let mut parameters = chosen.clone();
+    for (name, list) in chosen {
+        if let Some(own) = name.strip_prefix(&scope) {
+            parameters.insert(own.to_string(), list.clone());
+        }
+    }
+    parameters
 }
 
 /// Reads `--set`, `--groups` and `--loops` into lists of values, by NAME or WORKLOAD.NAME.

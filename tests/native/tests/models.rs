@@ -5,10 +5,10 @@
 //! model is worth something only if it fails where a rule is missing, so each one is also explored
 //! without the rule that it is about.
 //!
-//! Each model has only the barriers that its rule needs, [`full_barrier`], and says which of the
-//! kernel's they are. A lock is one step where nothing else happens under it.
+//! Each model has only the barriers that its rule needs, [`full_barrier`], and says which lock of the
+//! kernel each of them stands for. A lock under which one thing happens is one step.
 //!
-//! What they do not do: run the BPF code (the native and the VM tests do), or know of time.
+//! What the models do not do: run the BPF code, which the native and the VM tests do, or know of time.
 
 use loom::sync::Arc;
 use loom::sync::atomic::Ordering::{AcqRel, Relaxed, SeqCst};
@@ -120,8 +120,8 @@ mod thieves {
         loom::model(|| model(1, true));
     }
 
-    /// All orders of three CPUs take longer than a test may: those with five switches in the middle
-    /// of a CPU's steps at most.
+    /// Orders with at most five switches in the middle of a CPU's steps: to explore all of them took
+    /// more than a minute.
     #[test]
     fn a_queued_task_is_taken_or_advertised_beside_two_thieves() {
         let mut builder = loom::model::Builder::new();
@@ -397,7 +397,6 @@ mod governor {
     /// `ops.cpu_offline()`: empties the queue of the CPU.
     fn go_offline(machine: &Machine) {
         machine.is_usable.store(0, Relaxed);
-        full_barrier();
         take_all(machine);
     }
 
