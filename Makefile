@@ -28,7 +28,7 @@ setup: ## install what is missing on this machine (Debian, Ubuntu; as root)
 build: setup ## build everything, in release mode
 	cargo build --release --workspace
 
-run: build ## show the scheduler at work on a real kernel, inside a virtual machine
+run: build ## compare the scheduler with the kernel's own, in a virtual machine
 	@echo "Booting a stock kernel with sched_ext in a virtual machine; the host is not changed."
 	$(BENCH) --machine tiny2 --json target/run.json
 	@echo
