@@ -115,6 +115,42 @@ mod thieves {
         assert!(!waits || is_found, "a task waits, and no thief can see it");
     }
 
+    /// balance/push.bpf.h: the timer of a CPU that a real-time task has taken offers its queue, while
+    /// a waker queues a task there. No tick of that CPU follows.
+    fn model_of_timer(leaves_bit: bool) {
+        let machine = Arc::new(Machine {
+            overloaded: Line(AtomicU64::new(BIT)),
+            queue: Queue::new(),
+        });
+        let waker = {
+            let machine = machine.clone();
+            thread::spawn(move || {
+                machine.overloaded.set(BIT);
+                machine.queue.insert();
+            })
+        };
+        if machine.queue.is_empty() {
+            if !leaves_bit {
+                machine.overloaded.clear(BIT);
+            }
+        } else {
+            machine.overloaded.set(BIT);
+        }
+        waker.join().expect("a waker");
+        let is_found = machine.overloaded.0.load(Relaxed) & BIT != 0;
+        assert!(is_found, "a task waits, and no thief can see it");
+    }
+
+    #[test]
+    fn a_task_behind_a_real_time_task_stays_advertised() {
+        loom::model(|| model_of_timer(true));
+    }
+
+    #[test]
+    fn a_timer_that_clears_the_bit_hides_a_task() {
+        assert!(fails(|| model_of_timer(false)));
+    }
+
     #[test]
     fn a_queued_task_is_taken_or_advertised() {
         loom::model(|| model(1, true));

@@ -123,6 +123,10 @@ __noinline bool offer_waiting(s32 cpu)
 /*
  * A tick, or the CPU was taken and its tasks have waited for long enough: offer the queued tasks,
  * and update map and count.
+ *
+ * Leave the bit of a taken CPU alone, as thieves do: the timer holds no runqueue lock, so the clear
+ * may come between a waker's advertisement and its insert, and no tick here would repair that. The
+ * task would wait until the real-time task sleeps, whatever idles meanwhile.
  */
 static __always_inline void offer_queue(s32 cpu)
 {
@@ -130,7 +134,7 @@ static __always_inline void offer_queue(s32 cpu)
 
 	if (may_move)
 		advertise_queue(cpu);
-	else
+	else if (!READ_ONCE(state_of(cpu)->has_no_tick))
 		hide_queue(cpu);
 	note_waiting(cpu, may_move ? scx_bpf_dsq_nr_queued(cpu) : 0);
 }
