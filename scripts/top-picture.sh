@@ -3,7 +3,9 @@
 #
 # Makes docs/pictures/top.svg, the picture of `magpie top` in the README: records a session in a
 # guest of eight CPUs under load, and replays the recording as a picture. Run `make build` first.
+# With FILE as its argument it writes that picture instead, and leaves the README's alone.
 set -euo pipefail
+picture=${1:+$(realpath -m "$1")}
 cd "$(dirname "$0")/.."
 programs=target/release
 session=$(mktemp)
@@ -19,4 +21,4 @@ magpie top --screens 8 --record /tmp/session >/dev/null
 cat /tmp/session'
 "$programs/magpie" lab run --machine vt8 --sched scx_magpie --package rt-tests \
 	--copy "$programs/magpie" --copy "$programs/magpie-load" -- sh -c "$load" >"$session"
-"$programs/magpie" top --replay "$session" --screens 8 --picture docs/pictures/top.svg
+"$programs/magpie" top --replay "$session" --screens 8 --picture "${picture:-docs/pictures/top.svg}"

@@ -10,7 +10,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::provenance::Values;
 use crate::relation::Relation;
-use crate::report::{Report, Row};
+use crate::report::Report;
 use crate::stats::{Average, Better, Verdict, variation_percent};
 use crate::table::significant;
 use crate::verdicts::Verdicts;
@@ -221,13 +221,9 @@ fn class(relation: &Relation) -> &'static str {
     }
 }
 
-/// The reason of each row that failed.
+/// Why rows failed, once for each candidate and reason.
 fn failures(report: &Report) -> Markup {
-    let failed: Vec<(&Row, &String)> = report
-        .results
-        .iter()
-        .filter_map(|row| Some((row, row.failed.as_ref()?)))
-        .collect();
+    let failed = report.failures();
     html! {
         @if !failed.is_empty() {
             h2 { "Failures" }

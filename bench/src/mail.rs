@@ -303,15 +303,7 @@ fn summary(report: &Report, verdicts: &Verdicts) -> String {
 /// The reason of each failure, once for each candidate.
 fn failures(report: &Report) -> String {
     let mut text = String::new();
-    let mut told: Vec<(&str, &str)> = Vec::new();
-    for row in &report.results {
-        let Some(why) = row.failed.as_deref() else {
-            continue;
-        };
-        if told.contains(&(&row.scheduler, why)) {
-            continue;
-        }
-        told.push((&row.scheduler, why));
+    for (row, why) in report.failures() {
         let _ = writeln!(text, "\nFAILED:");
         write_filled(
             &mut text,

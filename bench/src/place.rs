@@ -231,13 +231,13 @@ impl Host {
         if !Path::new(STATE).exists() {
             bail!(
                 "this host's kernel has no sched_ext, so no scheduler can be loaded: measure in a \
-                 guest, with `magpie bench --in vm`"
+                 guest, with `magpie bench --in vtime` (or `--in vm`)"
             );
         }
         if !nix::unistd::geteuid().is_root() {
             bail!(
                 "loading a scheduler on this host needs root: use sudo, or measure in a guest, \
-                 with `magpie bench --in vm`"
+                 with `magpie bench --in vtime` (or `--in vm`)"
             );
         }
         Ok(())

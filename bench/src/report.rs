@@ -140,6 +140,23 @@ impl Row {
 }
 
 impl Report {
+    /// The rows that failed and why, the first of each candidate and reason.
+    pub fn failures(&self) -> Vec<(&Row, &str)> {
+        let mut told: Vec<(&Row, &str)> = Vec::new();
+        for row in &self.results {
+            let Some(why) = row.failed.as_deref() else {
+                continue;
+            };
+            if !told
+                .iter()
+                .any(|(other, reason)| other.scheduler == row.scheduler && *reason == why)
+            {
+                told.push((row, why));
+            }
+        }
+        told
+    }
+
     /// An empty report of this machine, kernel and options.
     pub fn new(machine: Values, kernel: String, options: Values) -> Self {
         Self {

@@ -46,6 +46,7 @@ pub fn render(report: &Report, style: Style) -> String {
             let _ = writeln!(text, "kernels: {kernels}.");
         }
         text.push_str(&describe_correction(&Verdicts::of(report)));
+        text.push_str(&describe_failures(report));
     }
     text
 }
@@ -83,6 +84,18 @@ fn describe_correction(verdicts: &Verdicts) -> String {
          {different} of {tested} rows differ by their own tests, {corrected} after the correction \
          for their number.\n"
     )
+}
+
+/// Why rows have no figures, once for each candidate and reason.
+fn describe_failures(report: &Report) -> String {
+    let mut text = String::new();
+    for (row, why) in report.failures() {
+        let _ = writeln!(text, "FAILED: {} under {}:", row.workload, row.scheduler);
+        for line in why.lines() {
+            let _ = writeln!(text, "  {line}");
+        }
+    }
+    text
 }
 
 /// The tables alone, one per workload, an empty line behind each.
@@ -294,6 +307,8 @@ mod tests {
         report.results[1].failed = Some("runnable task stall".into());
         let text = render(&report, Style::Text);
         assert!(text.contains("FAILED"), "{text}");
+        let reason = "FAILED: hackbench under scx_a:\n  runnable task stall\n";
+        assert!(text.ends_with(reason), "{text}");
         assert_eq!(render(&report_of(&[]), Style::Text), "");
     }
 

@@ -75,8 +75,8 @@ impl Facts {
             ),
             "cpu-max" => (
                 self.knows_cpu_max,
-                "this kernel does not tell sched_ext schedulers of cpu.max; boot 6.17 or later with \
-                 CONFIG_EXT_GROUP_SCHED",
+                "this kernel does not tell sched_ext schedulers of cpu.max; boot one that does: 6.17 \
+                 or later, and built with CONFIG_EXT_GROUP_SCHED",
             ),
             "preferred" => (
                 settings.loads_preferred(self.is_virtual_machine),
@@ -184,7 +184,7 @@ impl Readiness {
         for obstacle in &self.obstacles {
             writeln!(output, "- {}", obstacle.replace('\n', "\n  "))?;
         }
-        writeln!(output)?;
+        writeln!(output, "\nIts mechanisms, if it starts:")?;
         for one in &self.mechanisms {
             let name = one.name;
             match &one.reason {

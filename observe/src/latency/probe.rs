@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
-use libbpf_rs::{MapCore, MapFlags, OpenObject};
+use libbpf_rs::{MapCore, MapFlags, OpenObject, set_print};
 
 use super::skeleton::{LatencySkel, LatencySkelBuilder};
 use super::{Histogram, Latency};
@@ -31,6 +31,8 @@ impl<'a> Probe<'a> {
     /// # Errors
     /// If the kernel refuses the program; mostly because this is not root.
     pub fn start(object: &'a mut MaybeUninit<OpenObject>) -> Result<Probe<'a>> {
+        // libbpf would write its warnings across the screen.
+        set_print(None);
         let mut skel = LatencySkelBuilder::default()
             .open(object)
             .and_then(OpenSkel::load)
