@@ -89,6 +89,8 @@ measure_all() {
 	# Of the suite push without tbench: its round trips take minutes of the host's time for each run.
 	kernels push vt16 --workload hackbench,latency,services --set groups=1,8 --set loops=5 \
 		--set threads=4 --set clients=8 --set seconds=0.3 --rounds 5
+	kernels push vt64 --workload hackbench,latency,services --set groups=1,8 --set loops=5 \
+		--set threads=4 --set clients=8 --set seconds=0.3 --rounds 5
 	slow hackbench-vt64 --in vtime --machine vt64 --sched "$schedulers" "${baseline[@]}" \
 		--workload hackbench --groups 1,2,4,8 --loops 100 --rounds 4
 	slow hackbench-xeon-8380 --in vtime --machine xeon-8380 --sched "$plain,scx_magpie" \
