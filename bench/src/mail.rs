@@ -86,7 +86,7 @@ pub fn render(report: &Report) -> String {
     text
 }
 
-/// Machine, kernel, versions and command.
+/// Returns what the figures depend on: machine, kernel, versions and command.
 fn head(origin: Origin) -> String {
     let mut text = String::new();
     for (name, value) in origin.parts() {
@@ -105,7 +105,7 @@ fn head(origin: Origin) -> String {
 /// words if option and value are too long together, and inside a word if it alone is longer.
 fn shell_lines(words: &[String]) -> String {
     const INDENT: &str = "      ";
-    // Each line but the last ends in " \".
+    // A line that goes on ends in " \", or within a word in "\".
     const ROOM: usize = WIDTH - 2;
     let length = |text: &str| text.chars().count();
     let mut parts: Vec<Vec<&str>> = Vec::new();
@@ -166,7 +166,7 @@ fn piece_end(word: &str, room: usize) -> usize {
         .unwrap_or(last)
 }
 
-/// The tests of a workload that have the same unit and direction, and so one head.
+/// The cases of a workload that have the same unit and direction, and so one head.
 struct Block<'a> {
     workload: &'a str,
     unit: &'a str,
@@ -174,7 +174,8 @@ struct Block<'a> {
     tests: Vec<(&'a str, &'a str)>,
 }
 
-/// The blocks of a report, in the order of its tests.
+/// Groups the rows of each workload by unit and direction, because one head states both. Keeps their
+/// order.
 fn blocks(report: &Report) -> Vec<Block<'_>> {
     let mut blocks: Vec<Block> = Vec::new();
     for test in report.tests() {
@@ -198,6 +199,7 @@ fn blocks(report: &Report) -> Vec<Block<'_>> {
 }
 
 impl Block<'_> {
+    /// Writes the head, and for each case a line with the figures of each candidate.
     fn write(&self, report: &Report, verdicts: &Verdicts, text: &mut String) {
         let direction = match self.better {
             Better::Lower => "lower is better",
@@ -237,7 +239,8 @@ impl Block<'_> {
     }
 }
 
-/// The line of a candidate, with its name above it if both together are too long.
+/// Writes the line of a candidate. Its name stands above the figures if both together are too long,
+/// and figures that alone are too long are wrapped.
 fn write_row(row: &Row, figures: &str, text: &mut String) {
     let name = &row.scheduler;
     let line = format!("  {name:<NAME$}  {figures}");
@@ -253,7 +256,9 @@ fn write_row(row: &Row, figures: &str, text: &mut String) {
     }
 }
 
-/// Average, normalized average, improvement, variation and mark of a row.
+/// Returns the figures of a row: average, normalized average, improvement, variation and mark;
+/// `FAILED`, or `-` without samples. The average stands alone if the baseline has no samples to
+/// compare with.
 fn figures(report: &Report, verdicts: &Verdicts, row: &Row) -> String {
     if row.failed.is_some() {
         return format!("{:>AVERAGE$}", "FAILED");
@@ -274,7 +279,8 @@ fn figures(report: &Report, verdicts: &Verdicts, row: &Row) -> String {
     )
 }
 
-/// The verdicts counted, a line for each candidate.
+/// Counts the verdicts of each candidate, and how many differences stay real if they are seen as
+/// those of so many rows.
 fn summary(report: &Report, verdicts: &Verdicts) -> String {
     let tests = report.tests().len();
     let mut text = String::new();
@@ -300,7 +306,7 @@ fn summary(report: &Report, verdicts: &Verdicts) -> String {
     text
 }
 
-/// The reason of each failure, once for each candidate.
+/// Writes the failures that the report lists: workload, candidate and reason.
 fn failures(report: &Report) -> String {
     let mut text = String::new();
     for (row, why) in report.failures() {

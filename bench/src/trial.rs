@@ -72,10 +72,10 @@ Examples:
 Exit status: 0 after a whole trial, whatever its answer; 1 on any error; 130 after Ctrl-C.")]
 pub struct Args {
     /// How long the trial takes, about
-    #[arg(long, default_value = "5", value_parser = number(0.05, 1440.0), value_name = "MINUTES")]
+    #[arg(long, default_value = "5", value_parser = number_between(0.05, 1440.0), value_name = "MINUTES")]
     minutes: f64,
     /// How long a turn of a scheduler is; its first fifth is dropped
-    #[arg(long, default_value = "10", value_parser = number(0.5, 120.0), value_name = "SECONDS")]
+    #[arg(long, default_value = "10", value_parser = number_between(0.5, 120.0), value_name = "SECONDS")]
     turn: f64,
     /// The scheduler to try, with its options; eevdf is the kernel's own
     #[arg(long, default_value = "scx_magpie", value_name = "COMMAND")]
@@ -89,8 +89,8 @@ pub struct Args {
     command: Vec<String>,
 }
 
-/// Reads a number within limits.
-fn number(least: f64, most: f64) -> impl TypedValueParser<Value = f64> {
+/// Returns what reads an option's value: a number between `least` and `most`.
+fn number_between(least: f64, most: f64) -> impl TypedValueParser<Value = f64> {
     StringValueParser::new().try_map(move |text| match text.parse() {
         Ok(number) if (least..=most).contains(&number) => Ok(number),
         _ => Err(format!("give a number between {least} and {most}")),
@@ -148,8 +148,10 @@ fn hold(args: &Args) -> Result<()> {
     ran
 }
 
-/// The scheduler to try. The kernel's own gets another name, because its rows stand beside the
-/// baseline's.
+/// Returns the scheduler to try, with its program found. `parse_list()` always begins with the
+/// baseline, so one scheduler makes two candidates, and `eevdf` alone makes one, which gets another
+/// name: its rows stand beside the baseline's. Refuses several schedulers, and one that needs a
+/// guest.
 fn candidate(sched: &str) -> Result<Candidate> {
     let mut candidates = parse_list(sched)?;
     let mut candidate = match (candidates.pop(), candidates.len()) {
@@ -205,7 +207,8 @@ impl Trial {
         order
     }
 
-    /// Returns the options that the result file keeps, so that the trial can be run again.
+    /// Returns what the result file keeps of the trial: pairs, length and order of the turns, and the
+    /// command line and versions of `provenance::record()`.
     fn options(&self, args: &Args, order: &[bool]) -> Values {
         let mut options = Values::from([
             ("rounds".into(), self.pairs.into()),
@@ -218,7 +221,8 @@ impl Trial {
         options
     }
 
-    /// Returns the first line: the two schedulers, and the number and length of their turns.
+    /// Returns the line above the answer. It counts the samples of the figure that has most, because a
+    /// turn may lack one.
     fn title(&self, args: &Args, report: &Report) -> String {
         let turns = report.results.iter().map(|row| row.samples.len()).max();
         format!(
@@ -267,7 +271,7 @@ impl Trial {
         Ok(())
     }
 
-    /// One turn: loads the scheduler, measures, and puts the kernel's own back.
+    /// Holds one turn: loads the scheduler, measures, and puts the kernel's own back.
     fn turn(&self, scheduler: &Candidate, host: &mut Host) -> Result<Turn> {
         if scheduler.is_baseline() {
             Host::check_none_loaded()?;
@@ -275,7 +279,7 @@ impl Trial {
         }
         host.start_scheduler(&scheduler.argv)?;
         let turn = self.turns.measure(host);
-        // The first reason to tell, because the kernel's own scheduler ran from then on.
+        // Before any error of the measurement: the kernel's own scheduler ran from then on.
         if let Some(why) = host.scheduler_died()? {
             if scheduler.is_magpie() {
                 // Puts back what a scx_magpie that was killed could not: interrupts, workqueues.
@@ -292,7 +296,8 @@ impl Trial {
     }
 }
 
-/// A row for each figure that the turns of a scheduler have. Their counters are in the first row.
+/// Returns a row for each figure that the turns of a scheduler have. The first row also has the mean
+/// of their counters, which belong to the turns and to no figure.
 fn rows(scheduler: &str, turns: &[Turn]) -> Vec<Row> {
     let row = |metric: &Metric| Row {
         workload: WORKLOAD.into(),

@@ -8,7 +8,9 @@ use crate::options::{Accelerator, GuestOptions};
 use crate::packages;
 use crate::qemu::Qemu;
 
-/// Unpacks the packages, writes the image and starts QEMU. Returns while the guest still boots.
+/// Starts QEMU with an initramfs of the unpacked packages, the files and the kernel's configuration.
+/// Returns before the guest is up, because only the caller knows how a guest says that it is: an
+/// agent connects, a batch job prints.
 pub fn start(options: &GuestOptions, kernel: &Kernel, accelerator: Accelerator) -> Result<Qemu> {
     let contents = Contents {
         config: kernel.config.clone(),

@@ -19,7 +19,6 @@ use crate::files::find_program;
 use crate::guest::{Guest, explain};
 use crate::machine::{Machine, Memory};
 use crate::options::GuestOptions;
-use crate::progress::Progress;
 use crate::selfcheck::Figure;
 use crate::vtime::MemoryCounts;
 use crate::{image, packages, qemu, selfcheck, topology, vtime};
@@ -153,7 +152,7 @@ fn run_command(run: &Run) -> Result<u8> {
     );
     options.profile = run.profile;
     let mut command = run.command.clone();
-    if let Some(program) = to_copy(&command[0], &run.package, &options.progress)? {
+    if let Some(program) = to_copy(&command[0], &options)? {
         command[0] = guest_name(&program)?;
         options.files.push(program);
     }
@@ -248,6 +247,7 @@ fn run_deterministic(
             "command": command,
             "scheduler": scheduler,
             "machine": options.machine,
+            "kernel": outcome.kernel_release,
             "fidelity": outcome.fidelity,
             "result": { "code": outcome.code },
         });
@@ -256,13 +256,19 @@ fn run_deterministic(
     Ok(u8::try_from(outcome.code).unwrap_or(u8::MAX))
 }
 
-/// Returns the host program to copy for a command, or `None` if the guest has the program.
-fn to_copy(command: &str, packages: &[String], progress: &Progress) -> Result<Option<PathBuf>> {
+/// Returns the host program to copy for a command, or `None` if the guest has the program. A path
+/// that is a file here is copied; any other path is one of the guest. A name is looked for among the
+/// files and packages of the guest, in busybox, and then on the host.
+fn to_copy(command: &str, options: &GuestOptions) -> Result<Option<PathBuf>> {
     if command.contains('/') {
         let path = PathBuf::from(command);
         return Ok(path.is_file().then_some(path));
     }
-    let folders = packages::unpacked(packages, progress)?;
+    let mut files = options.files.iter();
+    if files.any(|file| file.file_name().is_some_and(|name| name == command)) {
+        return Ok(None);
+    }
+    let folders = packages::unpacked(&options.packages, &options.progress)?;
     let in_package = folders.iter().any(|folder| {
         ["usr/bin", "usr/sbin", "bin", "sbin"]
             .iter()
@@ -274,8 +280,8 @@ fn to_copy(command: &str, packages: &[String], progress: &Progress) -> Result<Op
     match find_program(command) {
         Some(program) => Ok(Some(program)),
         None => bail!(
-            "there is no program \"{command}\" in the packages given, in busybox or on this host; \
-             name the Debian package that has it with --package"
+            "there is no program \"{command}\" among the files and packages given, in busybox or on \
+             this host; name the Debian package that has it with --package"
         ),
     }
 }
@@ -296,7 +302,9 @@ fn list_machines(args: &Machines) -> Result<u8> {
     Ok(0)
 }
 
-/// `magpie lab check`: fails unless the guest sees the machine, and the machine keeps its promises.
+/// `magpie lab check`: fails unless the guest sees the machine's topology and, in virtual time,
+/// measures the times of loops, sleeps, interrupts and accesses to memory that the machine's file
+/// says.
 fn check_machine(args: &Check) -> Result<u8> {
     let spinner = Spinner::new();
     let options = args.vm.options(&spinner)?;
@@ -322,8 +330,8 @@ fn check_machine(args: &Check) -> Result<u8> {
     Ok(0)
 }
 
-/// Runs the self-check of a machine in virtual time and prints what it measured, with the fidelity
-/// report.
+/// Runs the self-check of a machine in virtual time. Prints what it measured, and how well the machine
+/// kept time (the fidelity report): its speed, broken windows and late timers.
 fn check_time(guest: &mut Guest, machine: &Machine, timeout: u64) -> Result<()> {
     let timeout = Duration::from_secs(timeout);
     let check = selfcheck::run(guest, machine, timeout)?;
@@ -363,7 +371,8 @@ fn check_time(guest: &mut Guest, machine: &Machine, timeout: u64) -> Result<()> 
     Ok(())
 }
 
-/// Runs the self-check of a machine's memory and prints what it measured, beside the table.
+/// Runs the self-check of a machine's memory, and prints what it measured beside what the table
+/// `[virtual_time.memory]` predicts.
 fn check_memory(guest: &mut Guest, machine: &Machine, memory: &Memory, timeout: u64) -> Result<()> {
     let timeout = Duration::from_secs(timeout);
     let check = selfcheck::run_memory(guest, machine, memory, timeout)?;
@@ -382,7 +391,7 @@ fn check_memory(guest: &mut Guest, machine: &Machine, memory: &Memory, timeout: 
         println!("  {what}: {}", figures.join(", "));
     }
     if let Some(counts) = guest.fidelity()?.and_then(|fidelity| fidelity.memory) {
-        print_misses(&counts);
+        print_served(&counts);
     }
     ensure!(
         check.holds(),
@@ -393,8 +402,9 @@ fn check_memory(guest: &mut Guest, machine: &Machine, memory: &Memory, timeout: 
     Ok(())
 }
 
-/// Prints where the lines of all accesses came from since the boot, and how long they took.
-fn print_misses(counts: &MemoryCounts) {
+/// Prints how many accesses each source of lines has served since the boot, and for how long they
+/// stalled. Hits that needed no look-up are not counted.
+fn print_served(counts: &MemoryCounts) {
     let sources = counts.causes().map(|(name, served)| {
         let ms = served.stall_ns as f64 / 1e6;
         format!("{name} {} ({ms:.1} ms)", served.count)

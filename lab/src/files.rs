@@ -8,7 +8,7 @@
 use std::env;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -76,16 +76,25 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
 }
 
 /// Waits for an exclusive lock on `path` and holds it until the file is dropped. Of two processes
-/// that need the same download, the second waits and then finds it done.
+/// that need the same download, the second waits and then finds it done. If the one that had the
+/// lock removed the folder, the second makes it anew.
 pub(crate) fn lock(path: &Path) -> Result<File> {
-    if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent)
-            .with_context(|| format!("cannot create {}", parent.display()))?;
+    loop {
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent)
+                .with_context(|| format!("cannot create {}", parent.display()))?;
+        }
+        let file =
+            File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+        file.lock()
+            .with_context(|| format!("cannot lock {}", path.display()))?;
+        let locked = file
+            .metadata()
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        if fs::metadata(path).is_ok_and(|now| now.ino() == locked.ino()) {
+            return Ok(file);
+        }
     }
-    let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
-    file.lock()
-        .with_context(|| format!("cannot lock {}", path.display()))?;
-    Ok(file)
 }
 
 /// Replaces `path` in one step. A reader sees the old file or all of the new one, never a part,
@@ -128,4 +137,29 @@ pub fn write_output(path: &Path, contents: &[u8]) -> Result<()> {
             .with_context(|| format!("cannot write {}", path.display()));
     }
     write_atomically(path, contents)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_lock_whose_folder_was_removed_is_taken_anew() {
+        let root = tempfile::tempdir().expect("a folder");
+        let path = root.path().join("source/lock");
+        let first = lock(&path).expect("locked");
+        let second = std::thread::spawn({
+            let path = path.clone();
+            move || lock(&path).expect("locked")
+        });
+        // Time in which the other thread opens the file and waits.
+        std::thread::sleep(Duration::from_millis(200));
+        fs::rename(root.path().join("source"), root.path().join("old")).expect("renamed");
+        drop(first);
+        let _second = second.join().expect("no panic");
+        let third = File::open(&path).expect("the folder is there again");
+        assert!(third.try_lock().is_err(), "two have the lock");
+    }
 }

@@ -31,7 +31,7 @@ impl Packages {
             .filter(|c| !c.is_empty())
     }
 
-    /// The energy between two readings, in joules. A counter may have begun anew once.
+    /// Returns the energy between two readings, in joules. A counter may have begun anew once.
     pub fn joules(&self, before: &[u64], after: &[u64]) -> f64 {
         let pairs = before.iter().zip(after).zip(&self.0);
         let used = pairs.map(|((before, after), zone)| match after >= before {
@@ -42,12 +42,13 @@ impl Packages {
     }
 }
 
-/// A package of one counter: parts of packages (`intel-rapl:0:0`) are in it already, as is the
-/// second interface to it (`intel-rapl-mmio:0`).
+/// Returns a folder's counter if it is that of a whole package. Others would count energy twice: the
+/// parts of a package (`intel-rapl:0:0`), the whole system (`psys`), and a second way to the same
+/// counter (`intel-rapl-mmio:0`).
 fn zone_of(folder: &Path) -> Option<Zone> {
-    let is_interface = folder.file_name()?.to_str()?.starts_with("intel-rapl:");
+    let is_first_way = folder.file_name()?.to_str()?.starts_with("intel-rapl:");
     let name = fs::read_to_string(folder.join("name")).ok()?;
-    if !is_interface || !name.starts_with("package-") {
+    if !is_first_way || !name.starts_with("package-") {
         return None;
     }
     let counter = folder.join("energy_uj");

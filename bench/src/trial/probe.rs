@@ -1,5 +1,5 @@
-//! Probes: threads of the fair class that sleep for about a millisecond at a time, and note how
-//! much later than asked for they run. They feel what a task that sleeps and wakes feels beside the
+//! Probes: threads of the caller's policy that sleep for about a millisecond at a time, and note
+//! how much later than asked for they run. They feel what a task that sleeps and wakes feels beside the
 //! load, and take a few thousandths of a CPU.
 
 use std::sync::Arc;
@@ -11,13 +11,14 @@ use anyhow::{Context, Result, anyhow};
 use nix::sys::prctl;
 use nix::time::{ClockId, ClockNanosleepFlags, clock_gettime, clock_nanosleep};
 
-/// More than one, so that probes are on different CPUs; few, because they are no load.
+/// Two, because they are mostly on different CPUs, although nothing pins them; no more, because they
+/// shall be no load.
 const THREADS: u64 = 2;
 
 /// Each sleep is a random time between these. A fixed time would keep step with the tick.
 const SLEEP_NS: std::ops::Range<u64> = 500_000..1_500_000;
 
-/// Fewer wakeups have no 99th percentile.
+/// Of fewer wakeups, the 99th percentile would rest on fewer than two that were later.
 const ENOUGH: usize = 200;
 
 /// The probes of a turn.
@@ -36,7 +37,7 @@ pub struct Lateness {
 }
 
 impl Probes {
-    /// Starts the threads.
+    /// Starts the threads, which measure until [`Probes::end`].
     pub fn start() -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
         let threads = (0..THREADS).map(|seed| {
@@ -72,7 +73,7 @@ impl Drop for Probes {
 }
 
 impl Lateness {
-    /// Of wakeups in nanoseconds.
+    /// Returns the percentiles of wakeups in nanoseconds, if there are enough.
     fn of(mut late: Vec<u64>) -> Option<Self> {
         late.sort_unstable();
         let at = |percent: usize| late[late.len() * percent / 100] as f64 / 1e3;

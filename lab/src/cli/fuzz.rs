@@ -143,7 +143,7 @@ impl Search {
     }
 }
 
-/// Runs the search. Returns 2 if a seed breaks the scheduler.
+/// Searches one scenario after the other. Returns 2 if a seed breaks the scheduler.
 pub fn run(args: &Args) -> Result<u8> {
     let scenarios = if args.scenarios.is_empty() {
         Scenario::presets()
@@ -154,7 +154,7 @@ pub fn run(args: &Args) -> Result<u8> {
             .collect::<Result<_>>()?
     };
     let spinner = Spinner::new();
-    let mut options = args.vm.all().options(&spinner)?;
+    let mut options = args.vm.as_vm().options(&spinner)?;
     ensure!(
         options.machine.virtual_time.is_some(),
         "fuzz needs a machine in virtual time, such as vt4; {} is not one",
@@ -193,7 +193,8 @@ pub fn run(args: &Args) -> Result<u8> {
     Ok(if found { FOUND } else { 0 })
 }
 
-/// Boots a scenario and tries its seeds.
+/// Boots one guest for the scenario and runs each seed of the command line from that state. Stops at
+/// the first seed that breaks the scheduler, unless `--keep-going`.
 fn search(
     args: &Args,
     options: &GuestOptions,
@@ -245,7 +246,8 @@ fn search(
     })
 }
 
-/// A bar with the time left, if standard error is a terminal.
+/// Returns a bar that shows the seed and the time left; a hidden one if standard error is no
+/// terminal.
 fn bar(scenario: &Scenario, seeds: Seeds) -> ProgressBar {
     let count = (seeds.to - seeds.from).saturating_add(1);
     if !std::io::stderr().is_terminal() {
@@ -260,7 +262,7 @@ fn bar(scenario: &Scenario, seeds: Seeds) -> ProgressBar {
     bar
 }
 
-/// The command that repeats a seed.
+/// Returns the command that runs this seed again, with each option that can change its verdict.
 fn replay(args: &Args, scenario: &Scenario, seed: u64) -> String {
     let mut words = ["magpie", "lab", "fuzz", scenario.name()]
         .map(String::from)
@@ -268,6 +270,7 @@ fn replay(args: &Args, scenario: &Scenario, seed: u64) -> String {
     words.extend(["--seed".into(), seed.to_string()]);
     words.extend(["--machine".into(), args.vm.machine.clone()]);
     words.extend(["--sched".into(), args.sched.clone()]);
+    words.extend(["--limit".into(), args.limit.to_string()]);
     let kernel = args.vm.kernel.iter();
     words.extend(kernel.flat_map(|kernel| ["--kernel".into(), kernel.clone()]));
     if let Some(config) = &args.vm.config {
@@ -276,7 +279,9 @@ fn replay(args: &Args, scenario: &Scenario, seed: u64) -> String {
     shell_words::join(words)
 }
 
-/// Prints a scenario's results for people.
+/// Prints how many seeds of a scenario broke the scheduler, and each of them with its turns and
+/// stops; with `--seed`, that seed in any case. Prints nothing if the JSON goes to standard output,
+/// because a program reads that.
 fn describe(args: &Args, search: &Search) {
     let found: Vec<&Trial> = search.found().collect();
     if args
@@ -320,7 +325,8 @@ fn describe(args: &Args, search: &Search) {
     }
 }
 
-/// Everything, for programs.
+/// Returns what `--json` writes: machine, scheduler, and of each scenario all trials and the command
+/// that repeats each breaking seed.
 fn record(args: &Args, options: &GuestOptions, searches: &[Search]) -> Value {
     let scenarios: Vec<Value> = searches
         .iter()
@@ -350,8 +356,8 @@ fn record(args: &Args, options: &GuestOptions, searches: &[Search]) -> Value {
 }
 
 impl FuzzVm {
-    /// The same as the other commands have.
-    fn all(&self) -> Vm {
+    /// Returns these options as those of the other commands, from which only a default differs.
+    fn as_vm(&self) -> Vm {
         Vm {
             machine: self.machine.clone(),
             kernel: self.kernel.clone(),

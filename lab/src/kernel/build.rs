@@ -120,7 +120,7 @@ pub fn build(request: &Request) -> Result<Built> {
 
     let root = kept::root()?;
     let folder = root.join(source.key()?);
-    let _lock = kept::take(&folder)?;
+    let _lock = kept::lock_source(&folder)?;
     let unpacked = source.unpack(&folder, &request.progress)?;
     kept::note(&folder, &unpacked.name)?;
     let patched = patch::apply(&patches, &unpacked.folder, &unpacked.name)?;

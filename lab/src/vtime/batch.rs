@@ -20,8 +20,9 @@ use crate::qemu::Qemu;
 /// shares with the lab's words.
 const LONGEST_JOB: usize = 1000;
 
-/// The line that `vtime-batch` prints before the job's output.
-const BEGIN: &str = "magpie-batch: begin";
+/// The line that `vtime-batch` prints before the job's output begins with this; the kernel's release
+/// follows.
+const BEGIN: &str = "magpie-batch: begin ";
 
 /// The line that it prints after the job's output begins with this; the exit code follows.
 const END: &str = "magpie-batch: end ";
@@ -29,6 +30,8 @@ const END: &str = "magpie-batch: end ";
 /// How a job ended.
 #[derive(Debug, Clone)]
 pub struct Outcome {
+    /// `uname -r` of the guest.
+    pub kernel_release: String,
     /// The job's exit code.
     pub code: i32,
     /// The job's output, standard output and error together.
@@ -58,9 +61,10 @@ pub fn run(options: &GuestOptions, job: &str, timeout: Duration) -> Result<Outco
         "{}",
         qemu.report("QEMU failed while the job ran")
     );
-    let (code, output) = parse(&qemu.console())
+    let (kernel_release, code, output) = parse(&qemu.console())
         .with_context(|| qemu.report("the guest powered off before the job was done"))?;
     Ok(Outcome {
+        kernel_release,
         code,
         output,
         fidelity: Fidelity::read(&qemu.folder().join(REPORT))?,
@@ -105,12 +109,13 @@ pub(crate) fn job(scheduler: Option<&[String]>, command: &[String]) -> String {
     )
 }
 
-/// Returns the exit code and the output that are between the marks of `vtime-batch`.
-fn parse(console: &str) -> Option<(i32, String)> {
+/// Returns the kernel's release, the exit code, and the output between the marks of `vtime-batch`.
+fn parse(console: &str) -> Option<(String, i32, String)> {
     let (_, rest) = console.split_once(BEGIN)?;
+    let (release, rest) = rest.split_once('\n')?;
     let (output, end) = rest.rsplit_once(END)?;
     let code = end.lines().next()?.trim().parse().ok()?;
-    Some((code, output.trim_start_matches('\n').to_string()))
+    Some((release.trim().into(), code, output.to_string()))
 }
 
 #[cfg(test)]
@@ -127,8 +132,12 @@ mod tests {
 
     #[test]
     fn the_output_is_between_the_marks() {
-        let console = "Booting...\nmagpie-batch: begin\na\nb\nmagpie-batch: end 3\nreboot: Power\n";
-        assert_eq!(parse(console), Some((3, "a\nb\n".to_string())));
-        assert_eq!(parse("magpie-batch: begin\nhalf"), None);
+        let console =
+            "Booting...\nmagpie-batch: begin 7.2\na\nb\nmagpie-batch: end 3\nreboot: Power\n";
+        assert_eq!(
+            parse(console),
+            Some(("7.2".into(), 3, "a\nb\n".to_string()))
+        );
+        assert_eq!(parse("magpie-batch: begin 7.2\nhalf"), None);
     }
 }

@@ -33,8 +33,8 @@ enum record_kind {
 	RECORD_MIGRATE,
 	RECORD_PLACE, /* ops.select_cpu() chose a CPU */
 	RECORD_TAKE, /* a CPU took a waiting task of another one */
-	RECORD_OFFER, /* an idle CPU was kicked for a waiting task */
-	RECORD_PREFERRED, /* the number of preferred cores was set */
+	RECORD_OFFER, /* a CPU kicked an idle one for a waiting task */
+	RECORD_PREFERRED, /* the governor or the user set the number of preferred cores */
 };
 
 struct record {
@@ -80,8 +80,8 @@ struct scratch {
 	u32 takes; /* calls of take() in this wakeup */
 	u32 looked;
 	u32 step;
-	s32 migrated, from; /* the last task that came to this CPU, and from where */
-	bool pulls; /* the CPU is in pull_far() */
+	s32 migrated, from; /* the last task that this CPU moved, to any CPU, and from where */
+	bool pulls; /* find_busier_llc() was called in this dispatch */
 };
 
 struct {
@@ -131,15 +131,21 @@ static __always_inline void describe_task(struct record *record, const struct ta
 	BPF_CORE_READ_STR_INTO(&record->comm, p, comm);
 }
 
-/* As the kernel's __trace_sched_switch_state(): bits of enum task_state's report, 0x100 if preempted. */
+/*
+ * Return the state that a switch reports, as __trace_sched_switch_state() and
+ * __task_state_index() of the kernel do: one bit, which perf and Perfetto know by its letter.
+ */
 static __always_inline u32 reported_state(bool preempted, u32 state, const struct task_struct *p)
 {
-	const u32 idle = 0x402, report = 0x7f, report_idle = 0x80, report_preempted = 0x100;
+	const u32 idle = 0x402, waits_for_rtlock = 0x1000, is_frozen = 0x8000, report = 0x7f;
+	const u32 report_idle = 0x80, report_preempted = 0x100, report_uninterruptible = 0x2;
 	u32 bits = (state | p->exit_state) & report;
 
 	if (preempted)
 		return report_preempted;
-	if (state == idle)
+	if (state & (waits_for_rtlock | is_frozen))
+		return report_uninterruptible;
+	if ((state & idle) == idle)
 		return report_idle;
 	/* The highest bit alone. */
 	while (bits & (bits - 1))
@@ -165,6 +171,10 @@ int BPF_PROG(on_switch, bool preempt, struct task_struct *prev, struct task_stru
 	return 0;
 }
 
+/*
+ * Record the task and its CPU at this moment: the previous one at sched_waking, before a CPU is
+ * chosen, and the chosen one at sched_wakeup.
+ */
 static __always_inline int note_wakeup(enum record_kind kind, const struct task_struct *p)
 {
 	struct record *record = begin_record(kind);
@@ -196,6 +206,7 @@ int BPF_PROG(on_wakeup_new, struct task_struct *p)
 	return note_wakeup(RECORD_WAKEUP_NEW, p);
 }
 
+/* Record a migration, and keep task and origin for note_take(). It runs on the CPU that moves. */
 SEC("tp_btf/sched_migrate_task")
 int BPF_PROG(on_migrate, struct task_struct *p, int dest_cpu)
 {
@@ -217,8 +228,8 @@ int BPF_PROG(on_migrate, struct task_struct *p, int dest_cpu)
 }
 
 /*
- * The functions of scx_magpie. Their arguments and results are read by number: the verifier does not
- * follow a pointer whose type is known to another program only.
+ * The functions of scx_magpie. A helper reads their arguments by number, because the verifier does
+ * not follow a pointer whose type is known to another program only.
  */
 static __always_inline u64 argument(void *ctx, u32 n)
 {
@@ -228,6 +239,10 @@ static __always_inline u64 argument(void *ctx, u32 n)
 	return value;
 }
 
+/*
+ * Return the function's result: its lower half, because all that are traced return an integer or
+ * a bool. Of a bool only the lowest byte is defined, so callers cast it.
+ */
 static __always_inline u32 result(void *ctx)
 {
 	u64 value = 0;
@@ -236,7 +251,13 @@ static __always_inline u32 result(void *ctx)
 	return value;
 }
 
-/* bool take(struct placement *at, struct task_struct *task, u32 cpu) in ops.select_cpu() */
+/*
+ * bool take(struct placement *at, struct task_struct *task, u32 cpu) in ops.select_cpu()
+ *
+ * Infer the step from the order in which portable/placement.h takes: the previous CPU first, then
+ * the recent one. If neither is taken the task stays with its waker, unless search_idle() follows,
+ * whose result overwrites this.
+ */
 SEC("fexit")
 int after_take(void *ctx)
 {
@@ -266,7 +287,11 @@ int after_visit_idle(void *ctx)
 	return 0;
 }
 
-/* int search_idle(struct placement *at, struct task_struct *task) in ops.select_cpu() */
+/*
+ * int search_idle(struct placement *at, struct task_struct *task) in ops.select_cpu()
+ *
+ * Keep its result, an enum wakeup_step: the step that found an idle CPU, or that none did.
+ */
 SEC("fexit")
 int after_search_idle(void *ctx)
 {
@@ -305,6 +330,10 @@ int after_select_cpu(void *ctx)
 	return 0;
 }
 
+/*
+ * Record that this CPU took a task. The function that took it returns no task, so the record has
+ * the last one that this CPU moved: interrupts are off between the move and this.
+ */
 static __always_inline void note_take(enum take how)
 {
 	struct scratch *scratch = scratch_here();
@@ -324,7 +353,13 @@ static __always_inline void note_take(enum take how)
 	end_record(record);
 }
 
-/* u32 find_busier_llc(u32 own, bool may_rotate) in ops.dispatch() */
+/*
+ * u32 find_busier_llc(u32 own, bool may_rotate) in ops.dispatch()
+ *
+ * A steal and a balance across LLCs both end in steal_from_range(). After this call it is a
+ * balance, until the next dispatch: a dispatch that balances has a task to keep, and one that
+ * steals has none.
+ */
 SEC("fentry")
 int before_find_busier_llc(void *ctx)
 {
@@ -392,7 +427,7 @@ int after_push(void *ctx)
 	return note_offer(ctx, OFFER_PUSH);
 }
 
-/* in ops.tick(): a tick offers the queue */
+/* in ops.tick(): a task that waits at a tick */
 SEC("fexit")
 int after_offer(void *ctx)
 {

@@ -18,8 +18,9 @@
 //!   until C answers (enters an idle state, or switches), C is not available: the scheduler has
 //!   done all that it can. If C goes back to its idle state, that time is a hole in the stretch.
 //! - A busy CPU has an event each tick. A gap of more than a tick and a half in which a busy CPU
-//!   has no event, or in which a kicked CPU does not answer, is the host's. The gap is taken off
-//!   the stretch if it is of the CPU that holds the task or of the CPU that woke the task.
+//!   has no event is the host's, and so is one of more than a quarter of a tick in which a kicked
+//!   CPU does not answer: an interrupt reaches a CPU that runs within microseconds. The gap is
+//!   taken off the stretch if it is of the CPU that holds the task or of the CPU that woke the task.
 //!
 //! Stretches that exceed the threshold only because of such gaps are counted apart ("late host").
 //!
@@ -62,12 +63,13 @@ pub struct Stretch {
     pub at_ns: u64,
     /// How long it lasted, nanoseconds.
     pub ns: u64,
-    /// How much of it the host caused, nanoseconds.
+    /// How much of it the scheduler could not help: gaps of the host, and times in which each idle
+    /// CPU had been kicked already; nanoseconds.
     pub host_ns: u64,
 }
 
 impl Stretch {
-    /// The rest without the host's part.
+    /// What the scheduler could have helped.
     pub fn own_ns(&self) -> u64 {
         self.ns - self.host_ns
     }
@@ -82,7 +84,7 @@ pub struct Analysis {
     pub late_host: u64,
     /// The longest stretch without the host's part, in nanoseconds, also if below the threshold.
     pub longest_ns: u64,
-    /// Times a task became queued.
+    /// Times a task became queued, or got another affinity while it was.
     pub waits: u64,
     /// Context switches seen.
     pub switches: u64,
@@ -90,7 +92,8 @@ pub struct Analysis {
     pub unknown: u64,
     /// The longest time that a kicked idle CPU took to answer, nanoseconds.
     pub slowest_answer_ns: u64,
-    /// CPUs on which no event was seen at all: their state is unknown, they count as busy.
+    /// CPUs that never switched: they count as busy, because a CPU's first switch tells what it did
+    /// before.
     pub silent: CpuSet,
 }
 
@@ -230,14 +233,14 @@ impl<'a> Tracker<'a> {
         tracker
     }
 
-    /// Follows one event.
+    /// Changes the states of tasks and CPUs by one event.
     fn step(&mut self, record: &Record) {
         let (now, cpu) = (record.time, record.cpu);
         self.note_sign_of_life(cpu, now);
         if !matches!(record.event, Event::Switch { .. } | Event::IdleEnter) {
             // An event on an idle CPU means that an interrupt woke the CPU, which is about to look
             // for work. The kernel traces "left the idle state" only after that interrupt.
-            self.kick(cpu, now);
+            self.note_kick(cpu, now);
         }
         match record.event {
             Event::Switch {
@@ -307,7 +310,7 @@ impl<'a> Tracker<'a> {
                 self.change_task(child, now, State::Blocked);
                 self.task(child).class = class;
             }
-            Event::Kick { target } => self.kick(target, now),
+            Event::Kick { target } => self.note_kick(target, now),
             Event::IdleEnter => {
                 self.note_answer(cpu, now);
                 self.change_cpu(cpu, now, |c| c.kicked = None);
@@ -398,7 +401,9 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    /// While a change is under way only CPUs of both sets are sure to be allowed.
+    /// Gives a task another affinity. Its wait begins anew, because other CPUs count from now on.
+    /// Between the marks before and after the change (`done`), only CPUs of both sets count: the
+    /// kernel applies the change at some time between.
     fn change_affinity(&mut self, pid: i32, now: u64, cpus: &CpuSet, done: bool) {
         let state = self.task(pid).state;
         // Judge the wait from the change on.
@@ -420,7 +425,8 @@ impl<'a> Tracker<'a> {
         self.change_task(pid, now, state);
     }
 
-    /// Changes a CPU and tells the classes if that made it available or unavailable.
+    /// Changes a CPU, and counts it anew in each class that has it: the numbers of available and
+    /// pending CPUs say whether a class is open, paused or closed.
     fn change_cpu(&mut self, cpu: usize, now: u64, change: impl FnOnce(&mut Cpu)) {
         let Some(entry) = self.cpus.get_mut(cpu) else {
             return;
@@ -438,6 +444,10 @@ impl<'a> Tracker<'a> {
                 class.pending = class.pending + usize::from(after.1) - usize::from(before.1);
                 if after.0 && class.available == 1 {
                     class.example = cpu;
+                } else if !after.0 && class.example == cpu && class.available > 0 {
+                    let mut others = class.cpus.iter();
+                    let other = others.find(|other| is_available(&self.cpus, *other));
+                    class.example = other.unwrap_or(cpu);
                 }
                 self.settle_class(index, now);
             }
@@ -486,7 +496,7 @@ impl<'a> Tracker<'a> {
         if length <= self.setting.threshold_ns.min(self.found.longest_ns) {
             return;
         }
-        let host_ns = self.host_time(&class.holes, &[cpu, waker], start, end);
+        let host_ns = self.excused_time(&class.holes, &[cpu, waker], start, end);
         let idle_cpu = class.example;
         let stretch = Stretch {
             pid,
@@ -520,8 +530,8 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    /// An idle CPU was kicked, or an interrupt woke it: it is about to look for work.
-    fn kick(&mut self, cpu: usize, now: u64) {
+    /// Notes that a CPU kicked an idle one, or an interrupt woke it: it is about to look for work.
+    fn note_kick(&mut self, cpu: usize, now: u64) {
         self.change_cpu(cpu, now, |c| {
             if c.idle && c.kicked.is_none() {
                 c.kicked = Some(now);
@@ -529,7 +539,7 @@ impl<'a> Tracker<'a> {
         });
     }
 
-    /// Notes that a kicked CPU is awake, and whether it was late.
+    /// Notes that a kicked CPU is awake. If it took more than a quarter of a tick, its vCPU slept.
     fn note_answer(&mut self, cpu: usize, now: u64) {
         let Some(entry) = self.cpus.get_mut(cpu) else {
             return;
@@ -541,8 +551,9 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    /// How much of `start..end` is in the given holes or in gaps of the given CPUs.
-    fn host_time(&self, holes: &[(u64, u64)], cpus: &[usize], start: u64, end: u64) -> u64 {
+    /// Returns how much of `start..end` the scheduler could not help: the given holes, and gaps of the
+    /// given CPUs. A kick without an answer so far counts in full, because its CPU may still sleep.
+    fn excused_time(&self, holes: &[(u64, u64)], cpus: &[usize], start: u64, end: u64) -> u64 {
         let within = |gaps: &[(u64, u64)]| -> Vec<(u64, u64)> {
             gaps.iter()
                 .rev()
@@ -573,6 +584,11 @@ impl<'a> Tracker<'a> {
         }
         sum
     }
+}
+
+/// Returns whether a CPU that the trace may not have is available.
+fn is_available(cpus: &[Cpu], cpu: usize) -> bool {
+    cpus.get(cpu).is_some_and(Cpu::is_available)
 }
 
 /// Returns the CPUs that may have been going offline when the recording began, which would look

@@ -92,6 +92,26 @@ fn a_task_beside_an_idle_cpu_is_stranded() {
 }
 
 #[test]
+fn the_cpu_that_is_named_was_idle_during_the_wait() {
+    // CPU 1 is idle first, CPU 2 only later; then CPU 1 is busy, before task 2 waits.
+    let mut records = stranded_until(30);
+    records.extend([
+        switch(1, 2, 4, false, 3),
+        switch(3, 2, 3, false, 0),
+        switch(5, 1, 0, false, 4),
+    ]);
+    records.extend(ticks(1, 5, 40));
+    let mut setting = setting(40);
+    setting.judged = CpuSet::of(0..3);
+    for cpus in setting.affinity.values_mut() {
+        *cpus = CpuSet::of(0..3);
+    }
+    let found = run(&setting, records);
+    assert_eq!(found.violations.len(), 1);
+    assert_eq!(found.violations[0].idle_cpu, 2);
+}
+
+#[test]
 fn a_wait_of_a_tick_or_less_is_none() {
     let found = run(&setting(40), stranded_until(14));
     assert!(found.violations.is_empty());

@@ -1,4 +1,5 @@
-//! The sources that builds keep, each with its tree and objects: gigabytes, which only save time.
+//! The sources of kernels that builds keep: each is a folder with the unpacked tree and its objects.
+//! They are gigabytes, and only save the time to build them again.
 
 use std::collections::HashSet;
 use std::fs;
@@ -21,6 +22,9 @@ const ORIGIN: &str = "origin";
 /// Prefix of a folder that is being removed.
 const REMOVED: &str = ".removed-";
 
+/// Locked while a folder is being removed.
+const REMOVING: &str = ".removing";
+
 /// Bytes of a block of `st_blocks`.
 const BLOCK: u64 = 512;
 
@@ -41,8 +45,9 @@ pub(super) fn root() -> Result<PathBuf> {
     Ok(files::lab_dir()?.join("kernel-build"))
 }
 
-/// Makes the folder of a source, and waits until no other build uses it.
-pub(super) fn take(folder: &Path) -> Result<fs::File> {
+/// Makes the folder of a source, and locks it until the returned file is dropped, because two builds
+/// in one tree would mix their objects. Waits while another build has the lock.
+pub(super) fn lock_source(folder: &Path) -> Result<fs::File> {
     files::lock(&folder.join(LOCK))
 }
 
@@ -51,10 +56,10 @@ pub(super) fn note(folder: &Path, origin: &str) -> Result<()> {
     files::write_atomically(&folder.join(ORIGIN), origin.as_bytes())
 }
 
-/// Returns the sources by name.
+/// Returns the sources by name. A folder that cannot be read is left out.
 ///
 /// # Errors
-/// If a folder cannot be read.
+/// If the lab has no folder.
 pub fn list() -> Result<Vec<Kept>> {
     let mut all = Vec::new();
     for entry in fs::read_dir(root()?).into_iter().flatten().flatten() {
@@ -89,6 +94,8 @@ pub fn bytes_of(folder: &Path) -> u64 {
 /// If there is none of this name, or a build uses it.
 pub fn remove(name: &str) -> Result<()> {
     let root = root()?;
+    // One call at a time, because each removes what an interrupted one has left.
+    let _removing = files::lock(&root.join(REMOVING))?;
     remove_leftovers(&root);
     let names: Vec<String> = list()?.into_iter().map(|kept| kept.name).collect();
     ensure!(

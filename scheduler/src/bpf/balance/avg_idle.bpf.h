@@ -33,7 +33,10 @@ static __always_inline u64 idle_cap(const struct cpu_state *state)
 	return 2 * (cost > SEARCH_COST_FLOOR_NS ? cost : SEARCH_COST_FLOOR_NS);
 }
 
-/* The CPU goes idle: the idle period begins where its search for work began. */
+/*
+ * The CPU goes idle. The idle period begins where its search for work began, because the gate asks
+ * whether a search fits into the time in which the CPU has nothing to run.
+ */
 static __always_inline void begin_idle(struct cpu_state *state, u64 now)
 {
 	state->idle_since = state->search_began ?: now;

@@ -23,7 +23,7 @@ struct cpu_state {
 	 */
 	u64 clock; /* see queue/fair.bpf.h */
 	u64 deadline; /* of the running task, 0: it must not be preempted */
-	u64 request_ends; /* when the running task will have used up a slice here */
+	u64 slice_ends; /* when the running task will have used up a slice here */
 	u64 began; /* when the running task began to run, or was let go on */
 	u64 sleeps_by; /* when the running task sleeps at the latest, if it does as usual */
 	u64 next_push; /* when a requeued task may kick an idle CPU again */

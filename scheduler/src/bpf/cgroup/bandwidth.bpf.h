@@ -44,7 +44,7 @@ const volatile bool cpu_max_enabled = true;
 #define LONGEST_PARKING_NS 10000000000ULL
 #define NO_LIMIT (~0ULL)
 
-/* From the kernel's linux/sched.h. */
+/* From the kernel's linux/sched.h and linux/sched/signal.h; the bit of SIGKILL in a set of signals. */
 #define PF_EXITING 0x00000004
 #define SIGKILL_BIT (1ULL << (9 - 1))
 #define SIGNAL_GROUP_EXIT 0x00000004
@@ -143,7 +143,10 @@ static __always_inline void refill(struct cgroup_state *state, u64 now)
 							   state->quota, state->burst));
 }
 
-/* Unthrottle a cgroup; whether it was throttled. */
+/*
+ * Mark a cgroup as unthrottled; whether it was throttled. The caller releases the parked tasks, as
+ * only one of several callers is told so.
+ */
 static __always_inline bool unthrottle(struct cgroup_state *state)
 {
 	if (!__sync_val_compare_and_swap(&state->throttled, 1, 0))

@@ -102,7 +102,7 @@ static __always_inline void release_parked(u32 slot, bool all, u64 now)
 		}
 
 		join_after_parking(ts, cpu);
-		if (requeue(BPF_FOR_EACH_ITER, p, ts, cpu) && !is_pinned(p) &&
+		if (move_to_queue(BPF_FOR_EACH_ITER, p, ts, cpu) && !is_pinned(p) &&
 		    (!state_of(cpu)->idle_since || scx_bpf_dsq_nr_queued(cpu) > 1))
 			state->nr_released++;
 	}

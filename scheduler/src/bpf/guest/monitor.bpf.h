@@ -77,7 +77,10 @@ static __always_inline bool is_core_online(u32 first, u32 size)
 	return online;
 }
 
-/* Return whether user space says which CPUs are preferred, so that no governor of ours does. */
+/*
+ * Return whether user space says which CPUs are preferred, so that no governor of ours does: those
+ * of the user, or those of the kernel's mask, which user space reads.
+ */
 static __always_inline bool are_cpus_given(void)
 {
 	u32 mode = preferred_settings.mode;
@@ -127,7 +130,7 @@ struct preferred_sums {
 	u32 chosen, withheld; /* online CPUs, preferred or not */
 } preferred_sums;
 
-/* Set which CPUs of a core are preferred, if @cores are to be so, and count the results. */
+/* Set which CPUs of a core are preferred if the first @cores online ones are, and count the results. */
 __noinline int apply_to_core(u32 rank, u32 cores)
 {
 	bool is_given = are_cpus_given();
@@ -180,10 +183,10 @@ static __always_inline void apply_preferred(u32 cores)
 }
 
 /*
- * Find tasks that redirect() sent to a CPU at the moment of its hotplug. If the CPU goes offline,
- * the task arrives after ops.cpu_offline() has emptied the queue: this CPU then searches there. If
- * the CPU comes online and the host withholds it, the kick is lost because the kernel does not yet
- * let it dispatch: kick it again.
+ * Find tasks that wait in a CPU's queue where nobody looks, because redirect() (preferred.bpf.h) sent
+ * them there at the moment of its hotplug. If the CPU went offline, the task arrived after
+ * ops.cpu_offline() had emptied the queue: this CPU then searches there. If the CPU came online and
+ * idles, its kick was lost because the kernel did not yet let it dispatch: kick it again.
  */
 static __always_inline void rescue_redirected(s32 cpu)
 {
@@ -200,7 +203,10 @@ static __always_inline void rescue_redirected(s32 cpu)
 		kick_searcher(here, 1 + cpu);
 }
 
-/* Add an online CPU to the sums: its busy time, and what the host took of it. */
+/*
+ * Count an online CPU, and its core with the first of the core's online CPUs. Add its busy time and
+ * what the host took only if it is preferred: tasks leave withheld CPUs, so these say nothing.
+ */
 __noinline int observe_cpu(u32 cpu)
 {
 	struct cpu_state *state = state_of(cpu);
@@ -219,13 +225,16 @@ __noinline int observe_cpu(u32 cpu)
 	if (stat)
 		steal_ns = stat->cpustat[CPUTIME_STEAL];
 
+	/* If the CPU goes idle between the two reads, the busy period counts twice in this look. */
 	since = READ_ONCE(state->busy_since);
-	busy_ns = state->busy_ns + (since ? scx_bpf_now() - since : 0);
+	busy_ns = READ_ONCE(state->busy_ns) + (since ? scx_bpf_now() - since : 0);
 
 	state->now_busy_ns = busy_ns;
 	if (is_preferred(cpu)) {
 		preferred_sums.counted++;
-		busy_ns -= state->seen_busy_ns;
+		/* After such a look that ended a period the sum may be less than it was. */
+		busy_ns = is_before(busy_ns, state->seen_busy_ns) ? 0
+								  : busy_ns - state->seen_busy_ns;
 		preferred_sums.busy += busy_ns;
 		if (preferred_sums.longest_busy < busy_ns)
 			preferred_sums.longest_busy = busy_ns;
@@ -241,20 +250,23 @@ __noinline int observe_cpu(u32 cpu)
 	return 0;
 }
 
-/* Begin the next period with what was observed last. */
+/*
+ * Begin the next period with what was observed last. Every LATE_WINDOW_NS also begin to collect
+ * delays anew (late_ticks.bpf.h).
+ */
 static __always_inline void end_period(u64 now)
 {
-	bool is_new_window = !time_before(now, late_window_end);
+	bool collects_anew = !time_before(now, late_window_end);
 	u32 cpu;
 
-	if (is_new_window)
+	if (collects_anew)
 		late_window_end = now + LATE_WINDOW_NS;
 
 	bpf_for(cpu, 0, nr_cpus) {
 		struct cpu_state *state = state_of(cpu);
 
 		state->seen_busy_ns = state->now_busy_ns;
-		if (is_new_window)
+		if (collects_anew)
 			begin_late_window(state);
 		state->seen_late_ns = state->now_late_ns;
 		state->seen_steal_ns = state->now_steal_ns;

@@ -184,7 +184,7 @@ __noinline int drain_queue(s32 cpu)
 			continue;
 
 		join_after_move(ts, other);
-		requeue(BPF_FOR_EACH_ITER, p, ts, other);
+		move_to_queue(BPF_FOR_EACH_ITER, p, ts, other);
 		if (++state->walked >= DRAIN_AT_ONCE)
 			break;
 	}

@@ -4,7 +4,7 @@
  *
  * CPUs announce their state (overloaded, idle) in maps that other CPUs visit at the same time. In a
  * plain bitmap 512 CPUs share one cache line, and every announcement takes that line from every
- * reader. Here a line has only CPUS_PER_LINE bits, so that a writer disturbs few others.
+ * reader. Here a line has only SPARSEMASK_BITS bits, so that a writer disturbs few others.
  *
  * Source of the idea: the sparsemask of the series "steal tasks to improve CPU
  * utilization" (RFC v5) on the Linux kernel list.

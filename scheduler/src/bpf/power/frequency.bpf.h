@@ -7,7 +7,7 @@
  * performance target instead of the kernel's own utilisation. The kernel sets that to the maximum
  * when the scheduler starts. A scheduler that sets none keeps every CPU at its highest frequency.
  *
- *   a task begins to run, 2 ms after the last look; or a tick
+ *   a task begins to run, 2 ms after the last look, or it needs more than the target; or a tick
  *        |
  *   utilisation := moving average of busy time, portable/perf.h
  *   no idle time for a tick?               --yes--> utilisation := all of the CPU
@@ -53,13 +53,13 @@ const volatile bool frequency_enabled = true;
 /* How often a CPU that switches looks at its utilisation, at most. */
 #define LOOK_INTERVAL_NS 2000000ULL
 
-/* Without idle time for this long a CPU is saturated: two ticks of a kernel of 250 Hz. */
+/* Without idle time for this long, a bit less than a tick of a kernel of 250 Hz, a CPU is saturated. */
 #define SATURATED_NS 3500000ULL
 
-/* A CPU that has idled for this long since its last look asks for nothing, */
+/* A CPU that has idled for this long since its last look asks for nothing, once the timer finds it. */
 #define IDLE_HOLD_NS 20000000ULL
 
-/* once the timer finds it. */
+/* When the timer looks after a CPU went idle: twice as long, so that one look mostly suffices. */
 #define SWEEP_INTERVAL_NS 40000000ULL
 
 /* The kernel's types, which not every vmlinux.h has: a kernel may lack CONFIG_UCLAMP_TASK. */
@@ -116,7 +116,10 @@ static __always_inline void set_target(struct cpu_state *state, s32 cpu, u32 per
 	state->perf_target = perf;
 }
 
-/* Set the target if that is a step, and not too soon. */
+/*
+ * Ask for @wanted if it is a step away from the target (is_perf_step()), and the last change is long
+ * enough ago (may_set_target()), because each change calls the governor, which may write a register.
+ */
 static __always_inline void want_perf(struct cpu_state *state, s32 cpu, u32 wanted, u32 capacity,
 				      u64 now)
 {
@@ -145,7 +148,10 @@ static __always_inline void measure(struct cpu_state *state, s32 cpu, u32 capaci
 	state->next_look = now + LOOK_INTERVAL_NS;
 }
 
-/* A tick: a CPU that has not idled since the one before is saturated. */
+/*
+ * A tick: a CPU that has not idled for SATURATED_NS counts as used in full, because nobody knows how
+ * much more its tasks would use.
+ */
 static __always_inline void find_saturation(struct cpu_state *state, u32 capacity, u64 now)
 {
 	if (state->idled != state->idled_at_tick) {
@@ -156,7 +162,10 @@ static __always_inline void find_saturation(struct cpu_state *state, u32 capacit
 	}
 }
 
-/* The least performance with which a task should run, clamps aside. */
+/*
+ * Return the least performance with which a task should run, clamps aside. A CPU hog gets all: it
+ * uses whatever it gets. A task of negative nice gets half, because its user says that it matters.
+ */
 static __always_inline u32 least_perf(const struct task_struct *p, const struct task_state *ts,
 				      u32 capacity)
 {
@@ -204,7 +213,10 @@ static __noinline void look_at_load(struct cpu_state *state, s32 cpu, const stru
 	want_perf(state, cpu, wanted, capacity, now);
 }
 
-/* A task begins to run. */
+/*
+ * A task begins to run. Look if the last look is LOOK_INTERVAL_NS old; at once if this task needs
+ * more than the target, because it would run slowly until the next look.
+ */
 static __always_inline void perf_task_begins(struct cpu_state *state, s32 cpu,
 					     const struct task_struct *p, struct task_state *ts,
 					     u64 now)
@@ -228,8 +240,10 @@ static __always_inline void perf_tick(struct cpu_state *state, s32 cpu, const st
 }
 
 /*
- * A task of a higher class took the CPU from a task of ours. The kernel's stopper threads, which
- * migrate tasks, are none that are in a hurry.
+ * A real-time or deadline task took the CPU from a task of ours. Ask for all, as schedutil does for
+ * such tasks: the target holds until the next look, and without this it would be what our task
+ * asked for. The kernel's stopper threads, which migrate tasks, run for microseconds: they ask for
+ * nothing.
  */
 static __always_inline void perf_lost(struct cpu_state *state, s32 cpu,
 				      const struct scx_cpu_release_args *args)
@@ -265,7 +279,7 @@ static __always_inline void perf_idle_begins(const struct cpu_state *state)
 		start_sweep();
 }
 
-/* Before the idle period is forgotten: see end_idle(). */
+/* Add the idle period that ends to the CPU's sum. Call this before end_idle(), which forgets it. */
 static __always_inline void perf_idle_ends(struct cpu_state *state, u64 now)
 {
 	if (frequency_enabled && state->idle_since)

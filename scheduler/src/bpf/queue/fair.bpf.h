@@ -31,7 +31,10 @@ const volatile bool custom_slice_enabled = true;
 /* The longest slice that a task gets because it asks, in slices of the scheduler. */
 #define LONGEST_CUSTOM_SLICE 4
 
-/* A task with shorter bursts is expected to sleep soon, rather than to use up its slice. */
+/*
+ * A task with shorter bursts is expected to sleep soon, rather than to use up its slice. A woken task
+ * may then wait for its CPU instead of moving to an idle one.
+ */
 #define SLEEPS_SOON_NS 100000
 
 /* How far an LLC's clock may be behind a CPU's: a tick seldom needs to write the LLC's line. */
@@ -199,7 +202,8 @@ static __always_inline void join_after_sleep(struct task_state *ts, s32 cpu)
 }
 
 /*
- * A task that migrates while it is runnable joins the new CPU's clock with its lag. A debt is kept:
+ * A task that migrates while it is runnable joins the new CPU's clock with its lag, to which the lead
+ * of that clock is added if the clocks can be compared: lag_after_move(). A debt is kept:
  * when migrations forgave debts, one hog of eight got 40 % more CPU time than its equals, because
  * the kernel charges a task with the time for which the host withholds its vCPU.
  *

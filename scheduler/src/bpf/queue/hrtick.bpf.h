@@ -55,7 +55,7 @@ static __always_inline void start_hrtick(struct cpu_state *state, s32 cpu, u64 n
 	if (!hrtick_enabled || !has_queued(state) || state->hrtick || !READ_ONCE(state->deadline))
 		return;
 
-	left = READ_ONCE(state->request_ends) - now;
+	left = READ_ONCE(state->slice_ends) - now;
 	if (left <= 0)
 		return;
 
@@ -78,7 +78,7 @@ static int hrtick(void *map, u32 *key, struct hrtick_timer *timer)
 	if (!READ_ONCE(state->deadline) || !has_queued(state))
 		return 0;
 
-	if (is_before(now, READ_ONCE(state->request_ends))) {
+	if (is_before(now, READ_ONCE(state->slice_ends))) {
 		start_hrtick(state, cpu, now);
 		return 0;
 	}

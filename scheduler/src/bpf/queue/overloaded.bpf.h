@@ -51,7 +51,10 @@ __noinline u32 next_overloaded(u32 from, u32 end)
 	return sparsemask_next(overloaded, MAX_LINES, from, end);
 }
 
-/* Return whether any CPU of the LLC is overloaded. Usually none is: it costs next to nothing. */
+/*
+ * Return whether any CPU of the LLC is overloaded. It reads all lines of the LLC if none is, which
+ * is cheap: nobody writes a line whose bits do not change, so the CPU's cache keeps it.
+ */
 static __always_inline bool has_overloaded(u32 llc)
 {
 	u32 end = llc_of(llc)->first + llc_of(llc)->size;
@@ -59,7 +62,11 @@ static __always_inline bool has_overloaded(u32 llc)
 	return next_overloaded(llc_of(llc)->first, end) != end;
 }
 
-/* The place that a visit of the map reaches next, or NO_PLACE when the visit is over. */
+/*
+ * Return the place that a visit of the map reaches next, or NO_PLACE when the visit is over. A visit
+ * goes once around its range from where it starts: thieves that start at different places do not
+ * all compete for the first one.
+ */
 __noinline u32 visit_overloaded(struct sparsemask_visit *visit)
 {
 	u32 place;

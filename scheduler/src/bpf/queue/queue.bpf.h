@@ -21,9 +21,8 @@
  *   queue by deadline <-------------------------+
  *
  * A woken task preempts the running one if the woken task's deadline is earlier. The running task's
- * deadline counts from when it began to run. Once it has run for a slice it has had what it asked
- * for, and its next deadline is a slice later (EEVDF: a request that is fulfilled is followed by a
- * new one). So a CPU-bound or SCHED_IDLE task, which asked for two slices, is preempted at any time,
+ * deadline counts from when it began to run. Once it has run for a slice, its next deadline counts,
+ * one request later (EEVDF: a request that is fulfilled is followed by a new one). So a CPU-bound or SCHED_IDLE task, which asked for two slices, is preempted at any time,
  * and any other task of the same weight only after a slice: until then it will probably sleep soon
  * by itself. The kernel looks at slices at ticks only, and would see the end of a slice of 3 ms up
  * to 4 ms late. A waker compares times.
@@ -48,7 +47,7 @@
  *
  * This file is the only one that inserts into a CPU's queue. A task is queued on the CPU of its
  * runqueue. If that CPU idles, the kernel then reschedules it under the runqueue lock, so no kick
- * is needed and none can be lost. queue_elsewhere() and requeue() are the exceptions: they kick.
+ * is needed and none can be lost. queue_elsewhere() and move_to_queue() are the exceptions: they kick.
  *
  * What it does not do: order real-time tasks. The kernel places and orders them.
  */
@@ -67,7 +66,7 @@ const volatile bool shorter_first_enabled = true;
  */
 #define MUCH_SHORTER 8
 
-/* A task joins the CPU's queue. */
+/* Note that a task may wait in the CPU's queue, so that has_queued() need not ask the kernel. */
 static __always_inline void note_queued(s32 cpu)
 {
 	struct cpu_state *state = state_of(cpu);
@@ -134,7 +133,10 @@ static __always_inline void kick_queue(const struct task_struct *p, s32 cpu)
 	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 }
 
-/* Queue a task on another CPU than that of its runqueue. */
+/*
+ * Queue a task on another CPU than that of its runqueue, because its own is withheld or offline. The
+ * kernel reschedules only the runqueue's CPU, so kick this one.
+ */
 static __always_inline void queue_elsewhere(struct task_struct *p, struct task_state *ts, s32 cpu,
 					    u64 enq_flags)
 {
@@ -143,11 +145,12 @@ static __always_inline void queue_elsewhere(struct task_struct *p, struct task_s
 }
 
 /*
- * Move task @p, which a walk along a DSQ (@it) has reached, to a CPU's queue; whether it moved. It
- * does not move if another CPU has taken it out of the DSQ meanwhile.
+ * Move task @p, which a walk along a DSQ (@it) of parked tasks or of a withheld CPU has reached, to
+ * a CPU's queue; whether it moved. It does not move if another CPU has taken it out of the DSQ
+ * meanwhile.
  */
-static __always_inline bool requeue(struct bpf_iter_scx_dsq *it, struct task_struct *p,
-				    const struct task_state *ts, s32 cpu)
+static __always_inline bool move_to_queue(struct bpf_iter_scx_dsq *it, struct task_struct *p,
+					  const struct task_state *ts, s32 cpu)
 {
 	scx_bpf_dsq_move_set_vtime(it, deadline_of(ts));
 	if (!scx_bpf_dsq_move_vtime(it, p, cpu, 0))
@@ -193,10 +196,11 @@ static __always_inline void kick_searcher(s32 idle, u32 hint)
 }
 
 /*
- * The running task's vruntime @now, as if its weight were that of nice 0: the waker reads this line
- * only. The clock is what it was when the task began to run.
+ * Estimate the running task's vruntime @now, as if its weight were that of nice 0 and it had begun
+ * at the clock, so that a waker reads this line only. Of a task that was pulled here the estimate is
+ * too large, by what the task is behind the clock.
  */
-static __always_inline u64 vruntime_of_running(const struct cpu_state *state, u64 now)
+static __always_inline u64 estimate_vruntime(const struct cpu_state *state, u64 now)
 {
 	return READ_ONCE(state->clock) + (now - READ_ONCE(state->began));
 }
@@ -213,7 +217,7 @@ static __always_inline bool is_shorter(const struct task_state *ts, u64 due, u64
 	u64 left = rest < 0 ? -rest : rest;
 
 	if (!shorter_first_enabled || !ts->avg_burst || has_queued(state) ||
-	    is_before(vruntime_of_running(state, now), due - request(ts)))
+	    is_before(estimate_vruntime(state, now), due - request(ts)))
 		return false;
 
 	return left > MUCH_SHORTER * ts->avg_burst;
@@ -236,7 +240,7 @@ static __always_inline bool should_preempt(const struct task_struct *p, const st
 		return true;
 
 	/* The next request is as long as this one. */
-	if (is_before(due, deadline + request) && is_before(READ_ONCE(state->request_ends), now))
+	if (is_before(due, deadline + request) && is_before(READ_ONCE(state->slice_ends), now))
 		return true;
 
 	return is_shorter(ts, due, now, state);
@@ -293,7 +297,7 @@ static __always_inline bool is_still_first(const struct task_state *ts, s32 cpu)
 }
 
 /*
- * Publish the running task's deadline, when its request ends, and when it will probably sleep:
+ * Publish the running task's deadline, when its slice ends, and when it will probably sleep:
  * wakers compare them with what a woken task has. The published deadline counts from the clock, not
  * from the task's vruntime. A task that was pulled here may be far behind the clock; by its own
  * vruntime, no woken task would preempt it until it caught up.
@@ -302,7 +306,7 @@ static __always_inline void publish_deadline(struct cpu_state *state, const stru
 					     u64 now)
 {
 	WRITE_ONCE(state->deadline, state->clock + request(ts));
-	WRITE_ONCE(state->request_ends, now + slice_of(ts));
+	WRITE_ONCE(state->slice_ends, now + slice_of(ts));
 	if (!shorter_first_enabled)
 		return;
 
