@@ -106,6 +106,7 @@ presets!(
     "vt4",
     "vt8",
     "vt8w2",
+    "vt8on2",
     "vt8nodes",
     "vt8-mem",
     "vt16",
@@ -221,7 +222,8 @@ impl Machine {
             );
         }
         if let Some(time) = &self.virtual_time {
-            time.check(self.memory_mib)?;
+            let has_smt = self.llc.iter().any(|llc| llc.threads > 1);
+            time.check(self.memory_mib, has_smt)?;
         }
         ensure!(
             self.memory_mib >= 256,

@@ -158,6 +158,9 @@ fn plugin_options(machine: &Machine, time: &VirtualTime, threads: u32) -> String
         u8::from(time.deterministic),
         time.hang_seconds
     );
+    if let Some(cpus) = time.physical_cpus {
+        options += &format!(",physical_cpus={cpus},host_slice={}", time.host_slice_ns);
+    }
     if let Some(memory) = &time.memory {
         // QEMU numbers CPUs in the order of slots, so the plugin must know those of an LLC.
         let slots = machine.most_cores();

@@ -28,6 +28,7 @@ bool is_active;
 /* The options as they are read. set_options() gives them their types. */
 static struct {
 	double mips, window_ns, quantum, smt_factor, threads, turns, deterministic, tsc_mhz, hang_s;
+	double physical_cpus, host_slice_ns;
 } numbers = {
 	.mips = 500,
 	.window_ns = 5000,
@@ -36,6 +37,7 @@ static struct {
 	.threads = 1,
 	.tsc_mhz = 2000,
 	.hang_s = 60,
+	.host_slice_ns = 3e6,
 };
 
 static const struct number_option number_options[] = {
@@ -48,6 +50,8 @@ static const struct number_option number_options[] = {
 	{ "deterministic", 0, 1, &numbers.deterministic },
 	{ "tsc_mhz", 100, 10000, &numbers.tsc_mhz },
 	{ "hang", 1, 86400, &numbers.hang_s },
+	{ "physical_cpus", 0, MAX_VCPUS, &numbers.physical_cpus },
+	{ "host_slice", 1e4, 1e9, &numbers.host_slice_ns },
 	{ 0 },
 };
 
@@ -133,6 +137,8 @@ static void set_options(void)
 	options.threads = numbers.threads;
 	options.tsc_mhz = numbers.tsc_mhz;
 	options.hang_s = numbers.hang_s;
+	options.physical_cpus = numbers.physical_cpus;
+	options.host_slice_ns = numbers.host_slice_ns;
 	options.deterministic = numbers.deterministic != 0;
 	options.turns = options.deterministic ? 1 : numbers.turns;
 	if (!options.turns)
@@ -155,6 +161,11 @@ static bool check_options(void)
 	if (options.snapshot && !options.deterministic) {
 		fprintf(stderr, "magpie-vtime: snapshot= needs deterministic=1: only then do all "
 				"threads rest at a mark\n");
+		return false;
+	}
+	if (options.physical_cpus && (options.threads > 1 || memory_is_on())) {
+		fprintf(stderr, "magpie-vtime: physical_cpus= needs threads=1 and no memory=1: "
+				"neither cores nor caches follow a vCPU to another physical CPU\n");
 		return false;
 	}
 	if (memory_fault()) {

@@ -72,8 +72,9 @@ static void write_vcpus(FILE *f)
 
 		fprintf(f,
 			"    {\"instructions\": %" PRIu64 ", \"idle_ns\": %" PRId64
-			", \"work_ns\": %" PRId64 ", \"shared_ns\": %" PRId64,
-			v->insns, v->idle_ns, v->work_ns, v->shared_ns);
+			", \"work_ns\": %" PRId64 ", \"shared_ns\": %" PRId64
+			", \"steal_ns\": %" PRId64,
+			v->insns, v->idle_ns, v->work_ns, v->shared_ns, v->steal_ns);
 		if (memory_is_on()) {
 			fprintf(f, ", \"memory\": ");
 			write_memory(f, &vcpu_memory[i]);

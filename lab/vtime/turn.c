@@ -22,6 +22,9 @@
  *	  └───────────────────────────────────────────────┘
  *	            halts, or enters a loop of work.c
  *
+ * On a host with fewer physical CPUs than vCPUs, a vCPU without one is WAITING instead of READY
+ * (host.c). A turn then also ends where the vCPU's slice of the physical CPU does.
+ *
  * perturb.c changes windows, the order of turns, and delays, if it is on.
  *
  * In deterministic mode there is one turn, and the main loop excludes it: no
@@ -123,8 +126,12 @@ static int64_t horizon(void)
 /* Return the local time at which a turn of this vCPU ends. */
 static int64_t turn_limit(const struct vcpu *v)
 {
-	const int64_t others = least_active(v), end = horizon();
+	const int64_t others = least_active(v), slice_end = host_slice_end(v);
+	int64_t end = horizon();
 
+	/* If the slice is over already, the vCPU goes on for a window and then sees that. */
+	if (slice_end < end)
+		end = slice_end > v->local_ns ? slice_end : v->local_ns + v->window_ns;
 	if (others == NEVER || others + v->window_ns > end)
 		return end;
 	return others + v->window_ns;
@@ -261,10 +268,37 @@ static void shorten_turns(void)
 }
 
 /*
- * Let a vCPU without a turn want one from that time on. The turns of the
- * others are shortened, because none may leave this one further behind than a
- * window.
+ * A vCPU that had no turn wants one from its local time on. The turns of the others are shortened,
+ * because none may leave this one further behind than a window.
  */
+static void make_ready(struct vcpu *v)
+{
+	set_state(v, VCPU_READY);
+	for (size_t i = 0; i < nr_vcpus; i++)
+		shorten_turn(&vcpus[i], v->local_ns + vcpus[i].window_ns);
+}
+
+/* A vCPU has no physical CPU. The turns of those that have one end with their slices from now on. */
+static void wait_for_physical(struct vcpu *v)
+{
+	set_state(v, VCPU_WAITING);
+	for (size_t i = 0; i < nr_vcpus; i++) {
+		const int64_t end = host_slice_end(&vcpus[i]), local = active_ns[i];
+
+		shorten_turn(&vcpus[i], end > local ? end : local);
+	}
+}
+
+/* A vCPU gives up its physical CPU, if it has one, to one that waits. */
+static void leave_physical(struct vcpu *v)
+{
+	struct vcpu *next = host_leave(v);
+
+	if (next)
+		make_ready(next);
+}
+
+/* A vCPU without a turn wants to execute from that time on. */
 static void become_ready(struct vcpu *v, int64_t at_ns)
 {
 	if (at_ns > v->waits_since_ns) {
@@ -275,9 +309,26 @@ static void become_ready(struct vcpu *v, int64_t at_ns)
 	}
 	if (v->local_ns < at_ns)
 		v->local_ns = at_ns;
-	set_state(v, VCPU_READY);
-	for (size_t i = 0; i < nr_vcpus; i++)
-		shorten_turn(&vcpus[i], v->local_ns + vcpus[i].window_ns);
+	if (host_admit(v))
+		make_ready(v);
+	else
+		wait_for_physical(v);
+}
+
+/* The turn of a vCPU that wants to execute on is over. So may be its slice of a physical CPU. */
+static void end_turn(struct vcpu *v)
+{
+	v->yields = false;
+	vcpu_count(v);
+	check_window(v);
+	v->local_ns += perturb_stop(v);
+	if (v->local_ns < host_slice_end(v)) {
+		set_state(v, VCPU_READY);
+		return;
+	}
+	v->waiting_since_ns = v->local_ns;
+	leave_physical(v);
+	wait_for_physical(v);
 }
 
 /* No vCPU has started, and every local time is the epoch. */
@@ -305,12 +356,8 @@ bool turn_take(struct vcpu *v)
 
 	wakeup_lock();
 	if (v->state == VCPU_RUNNING) {
-		v->yields = false;
-		vcpu_count(v);
-		check_window(v);
-		v->local_ns += perturb_stop(v);
-		set_state(v, VCPU_READY);
-	} else if (v->state != VCPU_READY) {
+		end_turn(v);
+	} else if (v->state != VCPU_READY && v->state != VCPU_WAITING) {
 		become_ready(v, now_ns);
 	}
 	has_turn = wait_for_turn(v);
@@ -345,6 +392,7 @@ bool turn_wait(struct vcpu *v, enum vcpu_state state)
 	if (v->state != state)
 		v->waits_since_ns = v->local_ns;
 	set_state(v, state);
+	leave_physical(v);
 	/*
 	 * Pairs with turn_wake(), which may have run before set_state() above:
 	 * it left a running vCPU as it was, or made an idle one ready that was
@@ -413,7 +461,7 @@ bool turn_extend(struct vcpu *v)
 	counters.slow_quanta++;
 	check_window(v);
 	dispatch();
-	goes_on = !main_has_precedence();
+	goes_on = !main_has_precedence() && v->local_ns < host_slice_end(v);
 	if (goes_on) {
 		const int64_t limit = turn_limit(v);
 
@@ -545,7 +593,7 @@ bool turn_machine_sleeps(void)
 	return sleeps;
 }
 
-static const char *const state_names[] = { "off", "idle", "working", "ready", "running" };
+static const char *const state_names[] = { "off", "idle", "waiting", "working", "ready", "running" };
 static const char *const main_names[] = { "busy", "waits", "called" };
 
 /* Print the machine's state, for the watchdog. Takes no lock: a thread that hangs may hold it. */

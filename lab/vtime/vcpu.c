@@ -159,6 +159,9 @@ static void work_begins(unsigned int index, void *userdata)
 	struct vcpu *v = &vcpus[index];
 
 	(void)userdata;
+	/* A vCPU that is not executed would keep its physical CPU beyond its slice. */
+	if (host_is_short())
+		return;
 	v->works = true;
 	cpu_exit(v->cpu);
 }

@@ -23,6 +23,7 @@
  *	work.c		the instruction of programs that only keep a CPU busy
  *	perturb.c	another schedule of the vCPUs, by a seed
  *	snapshot.c	the machine at a mark, run again and again with other seeds
+ *	host.c		physical CPUs, if there are fewer than vCPUs
  *	smt.c		the speed of a CPU whose sibling is busy
  *	memory.c	what memory costs; memory.h names the files of the model
  *	interpose.c	the C library functions that are replaced
@@ -67,6 +68,8 @@ struct options {
 	double smt_factor; /* speed of a CPU whose sibling is busy, of its speed alone */
 	unsigned int threads; /* hardware threads of a core */
 	unsigned int turns; /* vCPUs that execute at once */
+	unsigned int physical_cpus; /* of the host in virtual time; 0: one for each vCPU */
+	int64_t host_slice_ns; /* for how long a vCPU has a physical CPU while others wait */
 	bool deterministic; /* one vCPU or the main loop at a time: every run is the same */
 	unsigned int tsc_mhz; /* frequency of the x86 time stamp counter */
 	unsigned int hang_s; /* real seconds without progress until the machine is ended */
@@ -78,6 +81,7 @@ struct options {
 enum vcpu_state {
 	VCPU_OFF, /* not started */
 	VCPU_IDLE, /* halted or stopped: does not hold back virtual time */
+	VCPU_WAITING, /* for a physical CPU, see host.c: does not hold back virtual time */
 	VCPU_WORKING, /* in a loop of work.c: busy, but does not hold back virtual time */
 	VCPU_READY, /* wants a turn */
 	VCPU_RUNNING, /* has a turn */
@@ -91,6 +95,10 @@ struct vcpu {
 	bool asleep; /* sleeps on turn_word */
 	int64_t limit_ns; /* its turn ends here */
 	int64_t window_ns; /* how far its turn may be ahead of the other vCPUs */
+	bool has_physical; /* a physical CPU, since began_ns */
+	int64_t began_ns;
+	int64_t had_ns; /* of physical CPUs until then */
+	int64_t waiting_since_ns;
 
 	/* Written by the vCPU's own thread; local_ns is read by the others. */
 	int64_t local_ns; /* local time at the last count */
@@ -117,6 +125,7 @@ struct vcpu {
 	int64_t idle_ns;
 	int64_t work_ns;
 	int64_t shared_ns; /* time in which an SMT sibling was busy */
+	int64_t steal_ns; /* time in which it wanted to execute and had no physical CPU */
 	int64_t waits_since_ns; /* when it became idle or working */
 } __attribute__((aligned(128)));
 
@@ -234,6 +243,12 @@ void perturb_note_turn(const struct vcpu *v);
 
 /* snapshot.c */
 void snapshot_watch(struct qemu_plugin_tb *tb);
+
+/* host.c */
+bool host_is_short(void);
+bool host_admit(struct vcpu *v);
+struct vcpu *host_leave(struct vcpu *v);
+int64_t host_slice_end(const struct vcpu *v);
 
 /* smt.c */
 uint32_t smt_cost_ps(const struct vcpu *v);

@@ -25,6 +25,12 @@ pub struct VirtualTime {
     pub deterministic: bool,
     /// Real seconds without progress after which the plugin prints the machine's state and ends it.
     pub hang_seconds: u32,
+    /// Physical CPUs of the host on which the CPUs take turns; absent: one for each
+    /// (`lab/vtime/host.c`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub physical_cpus: Option<u32>,
+    /// For how long a CPU has a physical CPU while others wait for one, in virtual nanoseconds.
+    pub host_slice_ns: u64,
     /// Caches, and what memory costs. Without it every access costs the same.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
@@ -43,6 +49,8 @@ impl Default for VirtualTime {
             turns: 0,
             deterministic: false,
             hang_seconds: 60,
+            physical_cpus: None,
+            host_slice_ns: 3_000_000,
             memory: None,
         }
     }
@@ -50,8 +58,8 @@ impl Default for VirtualTime {
 
 impl VirtualTime {
     /// Fails for every value that the plugin would refuse, before a download or a boot.
-    /// `memory_mib` is the machine's memory.
-    pub(super) fn check(&self, memory_mib: u64) -> Result<()> {
+    /// `memory_mib` is the machine's memory, `has_smt` says that cores have several threads.
+    pub(super) fn check(&self, memory_mib: u64, has_smt: bool) -> Result<()> {
         ensure!(
             (1.0..=100_000.0).contains(&self.mips),
             "virtual_time.mips must be from 1 to 100000, not {}",
@@ -73,6 +81,17 @@ impl VirtualTime {
              lower quantum or raise window_ns",
             self.window_ns
         );
+        ensure!(
+            self.physical_cpus
+                .is_none_or(|cpus| (1..=1024).contains(&cpus))
+                && (10_000..=1_000_000_000).contains(&self.host_slice_ns),
+            "virtual_time.physical_cpus must be from 1 to 1024, host_slice_ns from 10000 to 1000000000"
+        );
+        ensure!(
+            self.physical_cpus.is_none() || !(has_smt || self.memory.is_some()),
+            "virtual_time.physical_cpus takes neither SMT nor virtual_time.memory, because neither \
+             cores nor caches follow a CPU to another physical one: give threads = 1 and no table"
+        );
         self.memory
             .as_ref()
             .map_or(Ok(()), |memory| memory.check(memory_mib))
@@ -85,7 +104,7 @@ mod tests {
 
     #[test]
     fn the_defaults_are_valid() {
-        VirtualTime::default().check(2048).expect("valid");
+        VirtualTime::default().check(2048, false).expect("valid");
     }
 
     #[test]
@@ -94,7 +113,9 @@ mod tests {
             quantum: 2000,
             ..VirtualTime::default()
         };
-        let error = time.check(2048).expect_err("6667 ns do not fit 5000");
+        let error = time
+            .check(2048, false)
+            .expect_err("6667 ns do not fit 5000");
         assert!(error.to_string().contains("6667 ns"), "{error}");
     }
 
@@ -114,7 +135,7 @@ mod tests {
                 ..VirtualTime::default()
             },
         ] {
-            time.check(2048).expect_err("must be refused");
+            time.check(2048, false).expect_err("must be refused");
         }
     }
 }

@@ -106,6 +106,10 @@ pub struct VcpuFidelity {
     pub work_ns: i64,
     /// Virtual nanoseconds executed while a sibling was busy.
     pub shared_ns: i64,
+    /// Virtual nanoseconds in which it wanted to execute and had no physical CPU: the true steal
+    /// time, which the guest does not see (`lab/vtime/host.c`).
+    #[serde(default)]
+    pub steal_ns: i64,
     /// Misses of the CPU, and what they cost; `None` for a machine without memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryCounts>,

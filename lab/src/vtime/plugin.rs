@@ -40,6 +40,7 @@ sources!(
     "mainloop.c",
     "clock.c",
     "smt.c",
+    "host.c",
     "memory.c",
     "memory_options.c",
     "contention.c",

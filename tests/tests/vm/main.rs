@@ -40,5 +40,6 @@ mod scheduler_survival;
 mod scheduler_throttled;
 mod scheduler_wakeup;
 mod trace;
+mod vtime_host;
 mod vtime_machine;
 mod vtime_memory;

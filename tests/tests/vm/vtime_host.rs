@@ -1,0 +1,113 @@
+//! A host with fewer physical CPUs than vCPUs, in virtual time: what each vCPU gets, what the report
+//! says of it, that a deterministic run repeats, and that scx_magpie finds the right number of CPUs.
+
+use anyhow::{Context, Result, ensure};
+use magpie_lab::{Guest, Machine};
+use magpie_tests::run_batch;
+use magpie_tests::scheduler::{MAGPIE, boot_for_magpie, json, shell, under};
+
+/// 8 vCPUs on 2 physical CPUs.
+const MACHINE: &str = "vt8on2";
+const VCPUS: f64 = 8.0;
+const PHYSICAL: f64 = 2.0;
+
+/// What the vCPUs have had in some time.
+struct Span {
+    /// Virtual seconds.
+    seconds: f64,
+    /// Virtual seconds in which each vCPU executed.
+    executed: Vec<f64>,
+    /// Virtual seconds in which each vCPU waited for a physical CPU.
+    steal: Vec<f64>,
+}
+
+/// Returns what the vCPUs have had since the boot.
+fn so_far(guest: &Guest) -> Result<Span> {
+    let report = guest.fidelity()?.context("a machine in virtual time")?;
+    let vcpus = &report.vcpus;
+    let executed = vcpus.iter().map(|v| v.instructions as f64 / 1e6);
+    Ok(Span {
+        seconds: report.virtual_seconds,
+        executed: executed.map(|million| million / report.mips).collect(),
+        steal: vcpus.iter().map(|v| v.steal_ns as f64 / 1e9).collect(),
+    })
+}
+
+/// Runs a command and returns what the vCPUs had meanwhile.
+fn span_of(guest: &mut Guest, command: &str) -> Result<Span> {
+    let before = so_far(guest)?;
+    shell(guest, command)?;
+    let after = so_far(guest)?;
+    let grown = |after: &[f64], before: &[f64]| -> Vec<f64> {
+        after.iter().zip(before).map(|(a, b)| a - b).collect()
+    };
+    Ok(Span {
+        seconds: after.seconds - before.seconds,
+        executed: grown(&after.executed, &before.executed),
+        steal: grown(&after.steal, &before.steal),
+    })
+}
+
+fn sum(all: &[f64]) -> f64 {
+    all.iter().sum()
+}
+
+#[test]
+fn vcpus_take_turns_on_the_hosts_cpus() -> Result<()> {
+    let mut guest = boot_for_magpie(MACHINE, |_| {})?;
+    // A hog on each vCPU for 2 s: two run at any time, and each has its share.
+    let busy = span_of(&mut guest, "magpie-load hogs --count 8 --seconds 2")?;
+    println!("executed {:?}, steal {:?}", busy.executed, busy.steal);
+    for (executed, steal) in busy.executed.iter().zip(&busy.steal) {
+        let fair = 2.0 * PHYSICAL / VCPUS;
+        ensure!(
+            (executed - fair).abs() < 0.1 * fair,
+            "a vCPU had {executed:.3} s, fair are {fair} s"
+        );
+        ensure!(
+            (steal - (2.0 - fair)).abs() < 0.1 * fair,
+            "a vCPU waited for {steal:.3} s, fair are {} s",
+            2.0 - fair
+        );
+    }
+    // As many hogs as physical CPUs: nobody waits, but for the guest's own tasks.
+    let alone = span_of(&mut guest, "magpie-load hogs --count 2 --seconds 2")?;
+    println!("alone: steal {:?}", alone.steal);
+    let stolen = sum(&alone.steal) / alone.seconds;
+    ensure!(stolen < 0.1, "steal {stolen:.3} CPUs");
+    guest.into_guest().shutdown()
+}
+
+#[test]
+fn a_deterministic_run_on_a_short_host_repeats_itself() -> Result<()> {
+    let mut machine = Machine::find(MACHINE)?;
+    let time = machine.virtual_time.as_mut();
+    time.context("a machine in virtual time")?.deterministic = true;
+    let job = "for i in 1 2 3 4 5 6; do (seq 2000 | sort -n | md5sum) & done; wait; \
+               grep cpu /proc/stat; cat /proc/schedstat; grep . /proc/uptime";
+    let first = run_batch(&machine, job)?;
+    let second = run_batch(&machine, job)?;
+    assert_eq!(first.code, 0, "{}", first.output);
+    assert_eq!(first.output, second.output);
+    let stolen: i64 = first.fidelity.vcpus.iter().map(|v| v.steal_ns).sum();
+    ensure!(stolen > 0, "no vCPU has waited");
+    Ok(())
+}
+
+#[test]
+fn a_guest_that_is_busy_for_seconds_prefers_as_many_cpus_as_the_host_gives() -> Result<()> {
+    let mut guest = boot_for_magpie(MACHINE, |_| {})?;
+    under(&mut guest, MAGPIE, |guest| {
+        shell(guest, "(hackbench -g 4 -l 3000 > /dev/null &); sleep 3")?;
+        let status = json(guest, "scx_magpie preferred --json")?;
+        println!("{status}");
+        ensure!(
+            status["preferred"].as_str() == Some("0-1"),
+            "the preferred CPUs are {}",
+            status["preferred"]
+        );
+        shell(guest, "killall hackbench; true")?;
+        Ok(())
+    })?;
+    guest.into_guest().shutdown()
+}
