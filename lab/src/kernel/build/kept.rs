@@ -22,8 +22,8 @@ const ORIGIN: &str = "origin";
 /// Prefix of a folder that is being removed.
 const REMOVED: &str = ".removed-";
 
-/// Locked while a folder is being removed.
-const REMOVING: &str = ".removing";
+/// Locked while a folder is being removed; beside the folder of all sources.
+const REMOVING: &str = "kernel-build.lock";
 
 /// Bytes of a block of `st_blocks`.
 const BLOCK: u64 = 512;
@@ -95,7 +95,7 @@ pub fn bytes_of(folder: &Path) -> u64 {
 pub fn remove(name: &str) -> Result<()> {
     let root = root()?;
     // One call at a time, because each removes what an interrupted one has left.
-    let _removing = files::lock(&root.join(REMOVING))?;
+    let _removing = files::lock(&root.with_file_name(REMOVING))?;
     remove_leftovers(&root);
     let names: Vec<String> = list()?.into_iter().map(|kept| kept.name).collect();
     ensure!(
