@@ -7,7 +7,9 @@ use anyhow::{Context, Result, ensure};
 
 use crate::text;
 
-/// Runs git in a tree, with an index of its own if one is given. Returns what it prints.
+/// Runs git in a tree, with an index of its own if one is given, so that the user's index stays as it
+/// is. Returns what git prints. Removes git's variables from the environment, because a git hook that
+/// calls the lab has set them for its own tree.
 ///
 /// # Errors
 /// If git fails; with its reason.

@@ -295,7 +295,7 @@ impl Tree {
 
     /// Adds a file of the host. Remembers a program or library, for [`Tree::libraries`].
     fn file(&mut self, path: &str, source: &Path) -> Result<()> {
-        if is_elf(source)? {
+        if needs_libraries(source)? {
             self.elf.insert(source.to_path_buf());
         }
         self.add(path, Node::Host(source.to_path_buf()));
@@ -460,9 +460,9 @@ fn merged(path: &str) -> String {
     }
 }
 
-/// Returns true for an ELF file of 64 bits. Those of 32 bits, such as perf's helpers, are left out,
-/// because a host need not have their libraries and no guest runs them.
-fn is_elf(path: &Path) -> Result<bool> {
+/// Returns true for an ELF file of 64 bits. One of 32 bits, such as perf's helpers, is copied without
+/// its libraries, because a host need not have them and no guest runs it.
+fn needs_libraries(path: &Path) -> Result<bool> {
     let mut magic = [0; 5];
     let mut file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(file.read(&mut magic)? == 5 && &magic == b"\x7fELF\x02")

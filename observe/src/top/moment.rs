@@ -27,7 +27,8 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// Compares two samples.
+    /// Turns the counters of two samples, which only add up, into rates and parts of the time between.
+    /// Rates of the scheduler stay empty if it did not answer in either.
     pub fn between(earlier: &Sample, later: &Sample) -> Moment {
         let seconds = (later.at - earlier.at).max(1e-3);
         let mut moment = Moment::default();
@@ -35,9 +36,11 @@ impl Moment {
             let Some(before) = earlier.cpu_times.cpus.get(number) else {
                 continue;
             };
-            let busy = grown(before.busy, time.busy);
-            let steal = grown(before.steal, time.steal);
-            let all = busy + steal + grown(before.idle, time.idle);
+            // The kernel's time of an idle CPU may go back a little; that is no new beginning.
+            let passed = |before: u64, now: u64| now.saturating_sub(before) as f64;
+            let busy = passed(before.busy, time.busy);
+            let steal = passed(before.steal, time.steal);
+            let all = busy + steal + passed(before.idle, time.idle);
             // The kernel's time of an idle CPU can stand still for a while.
             let part = |time: f64| if all > 0.0 { time / all } else { 0.0 };
             moment.busy.insert(*number, part(busy));
@@ -89,8 +92,8 @@ impl Moment {
     }
 }
 
-/// Returns by how much a counter grew. One that is smaller than before began anew, because the
-/// scheduler was started again.
+/// Returns by how much a counter grew. One that is smaller than before began anew, with a scheduler
+/// that was started again or a cgroup that was made again, so all of it is new.
 fn grown(before: u64, now: u64) -> f64 {
     now.checked_sub(before).unwrap_or(now) as f64
 }

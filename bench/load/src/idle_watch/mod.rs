@@ -245,12 +245,12 @@ fn record(
     let trace = recorder.collect()?;
 
     // An affinity that changed while the table was read is known again at the end of its change.
-    for pid in trace::tasks_with_markers(&trace, Some(known_at)) {
+    for pid in trace::tasks_with_affinity_marks(&trace, Some(known_at)) {
         affinity.remove(&pid);
     }
     // Another program changed the affinity at an unknown time, so only CPUs of both sets are
     // certain.
-    let ours = trace::tasks_with_markers(&trace, None);
+    let ours = trace::tasks_with_affinity_marks(&trace, None);
     for (pid, cpus) in affinity.iter_mut().filter(|(pid, _)| !ours.contains(pid)) {
         if let Some(later) = later.get(pid) {
             *cpus = cpus.and(later);

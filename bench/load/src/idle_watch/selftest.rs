@@ -123,6 +123,7 @@ impl Partition {
 }
 
 impl Drop for Partition {
+    /// Tries for a second, because the kernel keeps a cgroup until a killed child has ended.
     fn drop(&mut self) {
         for _ in 0..50 {
             if fs::remove_dir(&self.0).is_ok() {

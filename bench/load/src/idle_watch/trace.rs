@@ -75,8 +75,8 @@ impl Recorder {
         })?;
         // From here on, dropping removes the folder, also if a step below fails.
         let mut recorder = Self {
+            page_size: sub_buffer_size(&folder),
             folder,
-            page_size: sub_buffer_size(root),
             formats: HashMap::new(),
             missing: Vec::new(),
         };
@@ -297,9 +297,9 @@ impl Drop for Recorder {
     }
 }
 
-/// Bytes of a raw page: 4 KiB unless this kernel lets it be chosen, then what was chosen.
-fn sub_buffer_size(root: &Path) -> usize {
-    let chosen = fs::read_to_string(root.join("buffer_subbuf_size_kb"));
+/// Bytes of a raw page of a tracing instance: 4 KiB on a kernel that does not say it.
+fn sub_buffer_size(instance: &Path) -> usize {
+    let chosen = fs::read_to_string(instance.join("buffer_subbuf_size_kb"));
     chosen
         .ok()
         .and_then(|text| text.trim().parse::<usize>().ok())
@@ -431,9 +431,9 @@ fn decode_page(page: &[u8], mut each: impl FnMut(u64, &[u8])) -> Option<()> {
     Some(())
 }
 
-/// The tasks whose affinity is changed by markers up to a time, or in the whole trace if no time is
+/// The tasks of which a marker reports a change of affinity up to a time, or anywhere if no time is
 /// given.
-pub fn tasks_with_markers(trace: &Trace, until: Option<u64>) -> HashSet<i32> {
+pub fn tasks_with_affinity_marks(trace: &Trace, until: Option<u64>) -> HashSet<i32> {
     trace
         .records
         .iter()
