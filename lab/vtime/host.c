@@ -78,14 +78,12 @@ static void give(struct vcpu *v)
 /* A vCPU that was idle wants to execute. Return false if it must wait. */
 bool host_admit(struct vcpu *v)
 {
-	if (!host_is_short() || v->has_physical)
+	if (!host_is_short())
 		return true;
 	if (v->had_ns < clock_ns - options.host_slice_ns)
 		v->had_ns = clock_ns - options.host_slice_ns;
-	if (in_use() == options.physical_cpus) {
-		v->waiting_since_ns = v->local_ns;
+	if (in_use() == options.physical_cpus)
 		return false;
-	}
 	give(v);
 	return true;
 }
@@ -107,7 +105,7 @@ struct vcpu *host_leave(struct vcpu *v)
 		return NULL;
 	if (next->local_ns < v->local_ns)
 		next->local_ns = v->local_ns;
-	next->steal_ns += next->local_ns - next->waiting_since_ns;
+	next->steal_ns += next->local_ns - next->waits_since_ns;
 	give(next);
 	return next;
 }

@@ -281,6 +281,7 @@ static void make_ready(struct vcpu *v)
 /* A vCPU has no physical CPU. The turns of those that have one end with their slices from now on. */
 static void wait_for_physical(struct vcpu *v)
 {
+	v->waits_since_ns = v->local_ns;
 	set_state(v, VCPU_WAITING);
 	for (size_t i = 0; i < nr_vcpus; i++) {
 		const int64_t end = host_slice_end(&vcpus[i]), local = active_ns[i];
@@ -326,7 +327,6 @@ static void end_turn(struct vcpu *v)
 		set_state(v, VCPU_READY);
 		return;
 	}
-	v->waiting_since_ns = v->local_ns;
 	leave_physical(v);
 	wait_for_physical(v);
 }

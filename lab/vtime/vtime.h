@@ -98,7 +98,6 @@ struct vcpu {
 	bool has_physical; /* a physical CPU, since began_ns */
 	int64_t began_ns;
 	int64_t had_ns; /* of physical CPUs until then */
-	int64_t waiting_since_ns;
 
 	/* Written by the vCPU's own thread; local_ns is read by the others. */
 	int64_t local_ns; /* local time at the last count */
@@ -126,7 +125,7 @@ struct vcpu {
 	int64_t work_ns;
 	int64_t shared_ns; /* time in which an SMT sibling was busy */
 	int64_t steal_ns; /* time in which it wanted to execute and had no physical CPU */
-	int64_t waits_since_ns; /* when it became idle or working */
+	int64_t waits_since_ns; /* when it became idle, waiting or working */
 } __attribute__((aligned(128)));
 
 struct counters {
