@@ -61,20 +61,39 @@ fn messages_are_taken_many_at_a_time() -> Result<()> {
 }
 
 /// A pinned thread wakes 1000 times on a CPU that idles. The kernel asks no scheduler for its CPU.
+///
+/// The counters are those of the whole machine, so the best of three seconds counts: without the
+/// mechanism 1000 tasks pass a queue in each of them, and in one run of hundreds something else in
+/// the guest passed 340 in a second. What ran is printed, so that it can be named.
 #[test]
 fn a_task_alone_on_its_cpu_passes_no_queue() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     under(&mut guest, MAGPIE, |guest| {
-        let before = counters(guest)?;
-        shell(guest, &format!("{CYCLICTEST} -a 3 -D 1"))?;
-        let after = counters(guest)?;
-        let (direct, queued) = (
-            grown(&before, &after, "wake_idle")?,
-            grown(&before, &after, "enqueue")?,
-        );
-        println!("{direct} wakeups ran at once, {queued} tasks passed a queue");
-        ensure!(direct >= 900, "only {direct} of 1000 wakeups ran at once");
-        ensure!(queued <= 100, "{queued} tasks passed a queue");
+        let mut fewest = u64::MAX;
+        for _ in 0..3 {
+            let before = counters(guest)?;
+            shell(guest, &format!("{CYCLICTEST} -a 3 -D 1"))?;
+            let after = counters(guest)?;
+            let (direct, queued) = (
+                grown(&before, &after, "wake_idle")?,
+                grown(&before, &after, "enqueue")?,
+            );
+            println!("{direct} wakeups ran at once, {queued} tasks passed a queue");
+            ensure!(direct >= 900, "only {direct} of 1000 wakeups ran at once");
+            fewest = fewest.min(queued);
+            if queued <= 100 {
+                break;
+            }
+            println!(
+                "tasks by CPU time, clock ticks:\n{}",
+                shell(
+                    guest,
+                    "awk -F')' '{ split($2, field, \" \"); used = field[12] + field[13] }\n\
+                     used { print used, $1 \")\" }' /proc/[0-9]*/stat | sort -rn | head -8",
+                )?
+            );
+        }
+        ensure!(fewest <= 100, "{fewest} tasks passed a queue");
         Ok(())
     })?;
     guest.into_guest().shutdown()
