@@ -160,7 +160,7 @@ fn split_name(part: &str) -> (&str, &str) {
         !text.is_empty()
             && text
                 .chars()
-                .all(|c| c.is_ascii_alphanumeric() || "_.+".contains(c))
+                .all(|c| c.is_ascii_alphanumeric() || "_.+-".contains(c))
     };
     match part.split_once('=') {
         Some((name, command)) if is_name(name) && !command.is_empty() => (name, command.trim()),
@@ -283,6 +283,7 @@ mod tests {
         assert_eq!(names("scx_magpie"), ["eevdf", "scx_magpie"]);
         assert_eq!(names("scx_a, eevdf"), ["eevdf", "scx_a"]);
         assert_eq!(names(""), ["eevdf"]);
+        assert_eq!(names("by-hand=eevdf{boot:maxcpus=2}"), ["eevdf", "by-hand"]);
         assert!(parse_list("scx_a,scx_a").is_err());
     }
 

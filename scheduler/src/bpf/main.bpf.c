@@ -69,6 +69,7 @@ UEI_DEFINE(uei);
 #include "portable/placement.h"
 #include "portable/shares.h"
 #include "portable/sparsemask.h"
+#include "portable/steal.h"
 #include "portable/weight.h"
 #include "base/topology.bpf.h"
 #include "base/timer.bpf.h"
@@ -160,7 +161,7 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 		return;
 
 	in_turn = arrive(ts, cpu);
-	settle_cpu(state, now);
+	settle_cpu(state);
 	join_cgroup(ts);
 	begin_slice(state, ts, cpu, in_turn, now);
 	idle_policy_begins(state, cpu, p);

@@ -6,6 +6,7 @@
 #include "average.h"
 #include "bandwidth.h"
 #include "shares.h"
+#include "steal.h"
 #include "weight.h"
 
 /* See COUNT_LOADS in sparsemask_shim.c. */
@@ -13,6 +14,9 @@ _Thread_local unsigned long magpie_loads;
 
 u64 magpie_average_add(u64 average, u64 sample);
 bool magpie_is_repeated(u64 sum, u64 longest);
+u64 magpie_punctual_after(u64 punctual, u64 delay, u64 interval);
+u64 magpie_late_after(u64 punctual);
+u64 magpie_late_time(u64 delay, u64 average, u64 after, u64 interval);
 u32 magpie_weight_of_nice(s32 nice);
 u64 magpie_weight_to_rate(u32 weight);
 u64 magpie_virtual_time(u64 ns, u64 rate);
@@ -27,6 +31,21 @@ u64 magpie_average_add(u64 average, u64 sample)
 bool magpie_is_repeated(u64 sum, u64 longest)
 {
 	return is_repeated(sum, longest);
+}
+
+u64 magpie_punctual_after(u64 punctual, u64 delay, u64 interval)
+{
+	return punctual_after(punctual, delay, interval);
+}
+
+u64 magpie_late_after(u64 punctual)
+{
+	return late_after(punctual);
+}
+
+u64 magpie_late_time(u64 delay, u64 average, u64 after, u64 interval)
+{
+	return late_time(delay, average, after, interval);
 }
 
 u32 magpie_weight_of_nice(s32 nice)

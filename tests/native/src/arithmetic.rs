@@ -1,9 +1,12 @@
-//! Averages, weights and virtual time: `average.h` and `weight.h`.
+//! Averages, late ticks, weights and virtual time: `average.h`, `steal.h` and `weight.h`.
 
 mod ffi {
     unsafe extern "C" {
         pub safe fn magpie_average_add(average: u64, sample: u64) -> u64;
         pub safe fn magpie_is_repeated(sum: u64, longest: u64) -> bool;
+        pub safe fn magpie_punctual_after(punctual: u64, delay: u64, interval: u64) -> u64;
+        pub safe fn magpie_late_after(punctual: u64) -> u64;
+        pub safe fn magpie_late_time(delay: u64, average: u64, after: u64, interval: u64) -> u64;
         pub fn magpie_weight_of_nice(nice: i32) -> u32;
         pub safe fn magpie_weight_to_rate(weight: u32) -> u64;
         pub safe fn magpie_virtual_time(ns: u64, rate: u64) -> u64;
@@ -19,6 +22,23 @@ pub fn average_add(average: u64, sample: u64) -> u64 {
 /// Returns whether a sum has several parts as long as the longest, rather than one or two.
 pub fn is_repeated(sum: u64, longest: u64) -> bool {
     ffi::magpie_is_repeated(sum, longest)
+}
+
+/// Returns the delay of a punctual tick after one more tick's, ns, if one is due each
+/// `interval`.
+pub fn punctual_after(punctual: u64, delay: u64, interval: u64) -> u64 {
+    ffi::magpie_punctual_after(punctual, delay, interval)
+}
+
+/// Returns from which delay on a tick is late, ns.
+pub fn late_after(punctual: u64) -> u64 {
+    ffi::magpie_late_after(punctual)
+}
+
+/// Returns the time, ns, for which a tick stands that is `delay` late. `average` is that of such
+/// delays shorter than the `interval` of ticks, `after` is [`late_after`].
+pub fn late_time(delay: u64, average: u64, after: u64, interval: u64) -> u64 {
+    ffi::magpie_late_time(delay, average, after, interval)
 }
 
 /// The weight of a nice value. Panics outside of -20..=19.

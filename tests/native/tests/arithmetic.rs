@@ -1,7 +1,8 @@
-//! `average.h` and `weight.h` against exact arithmetic.
+//! `average.h`, `steal.h` and `weight.h` against exact arithmetic.
 
 use magpie_native::arithmetic::{
-    average_add, idle_policy_weight, is_repeated, virtual_time, weight_of_nice, weight_to_rate,
+    average_add, idle_policy_weight, is_repeated, late_after, late_time, punctual_after,
+    virtual_time, weight_of_nice, weight_to_rate,
 };
 use proptest::prelude::*;
 
@@ -62,6 +63,38 @@ proptest! {
     ) {
         prop_assert_eq!(is_repeated(times * long + short * (long / 100), long), times >= 3);
         prop_assert!(is_repeated(0, 0));
+    }
+
+    /// A host withholds a vCPU for the same time again and again, at times that have nothing to do
+    /// with the ticks, whose timer is itself a little late. The late ticks together stand for that
+    /// time, within an eighth; if the host withholds nothing, none is late.
+    #[test]
+    fn late_ticks_stand_for_the_time_withheld(
+        withheld in prop::option::of(400_000..20_000_000u64), jitter in 1_000..30_000u64
+    ) {
+        const INTERVAL: u64 = 4_000_000;
+        const PHASES: u64 = 400_000;
+        let (mut punctual, mut average, mut sum) = (0, 0, 0);
+        for tick in 0..PHASES {
+            // A stride that visits all phases, so that all delays come mixed. The host withholds the
+            // vCPU once in 32 ms, so that a tick comes in time now and then.
+            let due = tick * 163_841 % PHASES * (8 * INTERVAL / PHASES);
+            let timer = jitter + tick * 7919 % jitter;
+            let delay = timer + withheld.unwrap_or(0).saturating_sub(due);
+            punctual = punctual_after(punctual, delay, INTERVAL);
+            let after = late_after(punctual);
+            if delay < after {
+                continue;
+            }
+            if delay < INTERVAL {
+                average = average_add(if average == 0 { delay } else { average }, delay);
+            }
+            // Of the ticks that come meanwhile, the kernel handles only the first.
+            sum += late_time(delay, average, after, INTERVAL) / (delay / INTERVAL + 1);
+        }
+        let estimated = sum as f64 / PHASES as f64 * 8.0;
+        let withheld = withheld.unwrap_or(0) as f64;
+        prop_assert!((estimated - withheld).abs() <= withheld / 8.0, "{} of {}", estimated, withheld);
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! A host with fewer physical CPUs than vCPUs, in virtual time: what each vCPU gets, what the report
-//! says of it, that a deterministic run repeats, and that scx_magpie finds the right number of CPUs.
+//! says of it, that a deterministic run repeats, and that scx_magpie estimates what the host withholds
+//! and finds the right number of CPUs.
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::{Guest, Machine};
 use magpie_tests::run_batch;
-use magpie_tests::scheduler::{MAGPIE, boot_for_magpie, json, shell, under};
+use magpie_tests::scheduler::{MAGPIE, boot_for_magpie, json, number, shell, under};
 
 /// 8 vCPUs on 2 physical CPUs.
 const MACHINE: &str = "vt8on2";
@@ -94,6 +95,44 @@ fn a_deterministic_run_on_a_short_host_repeats_itself() -> Result<()> {
     assert_eq!(first.output, second.output);
     let stolen: i64 = first.fidelity.vcpus.iter().map(|v| v.steal_ns).sum();
     ensure!(stolen > 0, "no vCPU has waited");
+    Ok(())
+}
+
+/// The host withholds an eighth to three quarters of each vCPU, in slices shorter than a tick.
+#[test]
+fn the_estimate_of_steal_time_is_within_five_points() -> Result<()> {
+    for physical in [7, 5, 2] {
+        let mut guest = boot_for_magpie(MACHINE, |options| {
+            if let Some(time) = &mut options.machine.virtual_time {
+                time.physical_cpus = Some(physical);
+            }
+        })?;
+        let truth = 100.0 * (1.0 - f64::from(physical) / VCPUS);
+        under(
+            &mut guest,
+            "scx_magpie --preferred off --period 500",
+            |guest| {
+                shell(
+                    guest,
+                    "(magpie-load hogs --count 8 --seconds 5 > /dev/null &); sleep 1.5",
+                )?;
+                for _ in 0..2 {
+                    shell(guest, "sleep 0.5")?;
+                    let status = json(guest, "scx_magpie preferred --json")?;
+                    let estimated = number(&status, "/steal_percent")?;
+                    println!(
+                        "{physical} physical CPUs: withheld {truth} %, estimated {estimated} %"
+                    );
+                    ensure!(
+                        (estimated - truth).abs() <= 5.0,
+                        "the host withholds {truth} %, the estimate is {estimated} %"
+                    );
+                }
+                Ok(())
+            },
+        )?;
+        guest.into_guest().shutdown()?;
+    }
     Ok(())
 }
 

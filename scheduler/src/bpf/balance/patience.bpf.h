@@ -182,14 +182,13 @@ static __always_inline void forget_preemption(struct cpu_state *state)
 
 /*
  * A task of a higher class has the CPU: its ticks do not reach us, so no tick advertises the queued
- * tasks, and the time until our next tick is not the host's doing.
+ * tasks.
  */
 static __always_inline void lose_ticks(struct cpu_state *state, u64 now)
 {
 	if (!state->has_no_tick)
 		state->taken_at = now;
 	WRITE_ONCE(state->has_no_tick, 1);
-	forget_tick(state);
 }
 
 /* The CPU runs a task of ours, or idles. */

@@ -49,11 +49,12 @@ struct cpu_state {
 	u64 pace; /* of the clock, moving average; see balance/balance.bpf.h */
 	u32 waiting; /* queued tasks at the last tick, 0 if none may run elsewhere */
 	u32 walked; /* tasks of a queue that a loop has visited; in memory for the verifier */
-	u64 last_tick; /* 0 while idle; see guest/late_ticks.bpf.h */
-	u64 woke_at; /* when a task here last woke another one */
-	u64 late_ns; /* sum of delays of ticks */
-	u64 window_late_ns; /* that sum when the current collection of delays began */
-	u64 longest_late_ns; /* longest delay since then */
+	u64 woke_at; /* when a task here last woke another one; see guest/late_ticks.bpf.h */
+	u64 punctual; /* least delay of recent ticks, ns; see portable/steal.h */
+	u64 avg_delay; /* moving average of ticks' delays that are shorter than their interval, ns */
+	u64 late_ns; /* time that the host withheld, by late ticks */
+	u64 window_late_ns; /* that sum when the current collection began */
+	u64 longest_late_ns; /* what the longest delay since then added */
 	u64 busy_since; /* 0 while idle */
 	u64 busy_ns; /* sum of complete busy periods */
 	u64 seen_late_ns, seen_busy_ns, seen_steal_ns; /* when the governor's period began */

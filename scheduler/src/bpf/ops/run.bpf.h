@@ -24,14 +24,12 @@ static __always_inline bool arrive(struct task_state *ts, s32 cpu)
 
 /*
  * A task of ours has the CPU, which may have idled, searched, or been another class's: no timer waits
- * for its return, a queue that it emptied is advertised if it has tasks after all, and the delay of
- * the next tick counts from here.
+ * for its return, and a queue that it emptied is advertised if it has tasks after all.
  */
-static __always_inline void settle_cpu(struct cpu_state *state, u64 now)
+static __always_inline void settle_cpu(struct cpu_state *state)
 {
 	regain_cpu(state);
 	look_again(state);
-	note_running(state, now);
 }
 
 /*

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * average.h - the moving average of idle periods, bursts and costs, and whether delays repeat.
+ * average.h - the moving average of idle periods, bursts, delays and costs.
  *
  * A new sample weighs 1/8, as in the kernel's update_avg(): about the last eight samples matter, no
  * history is kept, and there is no division.
@@ -23,12 +23,6 @@ static inline u64 average_add(u64 average, u64 sample)
 		return average - ((average - sample) >> AVERAGE_SHIFT);
 
 	return average + ((sample - average) >> AVERAGE_SHIFT);
-}
-
-/* Return whether a sum has several parts as long as the longest, rather than one or two. */
-static inline bool is_repeated(u64 sum, u64 longest)
-{
-	return sum / 3 >= longest;
 }
 
 #endif /* __MAGPIE_AVERAGE_H */
