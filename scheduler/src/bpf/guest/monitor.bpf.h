@@ -5,7 +5,8 @@
  *   timer, LOOKS times a period:
  *   time that the host took of the preferred CPUs in this period so far
  *        |
- *   period over, or ALARM times too much taken? --no--> only act on settings and hotplug
+ *   period over, or ALARM times too much taken
+ *   since the last look?                        --no--> only act on settings and hotplug
  *        | yes
  *   governor (portable/governor.h): how many cores from now on
  *        |
@@ -52,14 +53,20 @@ struct {
 } monitor_timers SEC(".maps");
 
 /*
- * How often the monitor looks in each period; and at how many times preferred_settings.high it asks
- * the governor before the period is over. Otherwise a load that begins suddenly would run on too
- * many vCPUs for a whole period.
+ * How often the monitor looks in each period; and at how many times preferred_settings.high since the
+ * last look it asks the governor before the period is over. Otherwise a load that begins suddenly
+ * would run on too many vCPUs for a whole period. Since the last look, because the idle time before
+ * the load began would hide the first tenths of a second in an average over the period.
  */
 #define LOOKS 8
 #define ALARM 10
 
 struct governor_state governor;
+
+/* The last look: when it was, and what the host had taken in its period, ns. */
+struct {
+	u64 at, taken;
+} last_look;
 
 /* Return whether any of @size places from @first on has a usable CPU. */
 static __always_inline bool is_core_online(u32 first, u32 size)
@@ -259,6 +266,8 @@ static __always_inline void end_period(u64 now)
 	bool collects_anew = !time_before(now, late_window_end);
 	u32 cpu;
 
+	last_look.taken = 0;
+
 	if (collects_anew)
 		late_window_end = now + LATE_WINDOW_NS;
 
@@ -282,11 +291,14 @@ static __always_inline u32 steal_source(void)
 	return preferred_status.kernel_steal_ns ? STEAL_SOURCE_KERNEL : STEAL_SOURCE_ESTIMATE;
 }
 
-/* Add up all CPUs for the governor. @elapsed: since the period began, ns. */
-static __always_inline void observe(struct governor_input *input, u64 elapsed)
+/*
+ * Add up all CPUs for the governor. @elapsed: since the period began, ns. Return the steal time since
+ * the last look, 1/100 of a percent.
+ */
+static __always_inline u32 observe(struct governor_input *input, u64 elapsed, u64 now)
 {
 	struct preferred_sums *sums = &preferred_sums;
-	u64 taken, threads, core_ns;
+	u64 taken, threads, core_ns, recent, span;
 	u32 cpu;
 
 	__builtin_memset(sums, 0, sizeof(*sums));
@@ -297,6 +309,11 @@ static __always_inline void observe(struct governor_input *input, u64 elapsed)
 	taken = preferred_status.source == STEAL_SOURCE_KERNEL ? sums->steal : sums->late;
 	if (taken > sums->busy)
 		taken = sums->busy;
+
+	recent = taken > last_look.taken ? taken - last_look.taken : 0;
+	span = now - last_look.at;
+	last_look.taken = taken;
+	last_look.at = now;
 
 	/* The time that a core can give in this period, all its siblings together. */
 	input->total = sums->cores ?: 1;
@@ -313,6 +330,8 @@ static __always_inline void observe(struct governor_input *input, u64 elapsed)
 	 */
 	core_ns = sums->longest_busy * threads / input->total ?: 1;
 	input->given = (sums->busy - taken) * 100 / core_ns;
+
+	return recent * 10000 / (sums->counted * span ?: 1);
 }
 
 /* Have the monitor look at settings and online CPUs before its next look is due. */
@@ -366,9 +385,10 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 
 	/* After apply_after(), the time since the last look may be too short to judge by. */
 	if (elapsed >= preferred_settings.period_ns / (2 * LOOKS)) {
-		observe(&input, elapsed);
+		u32 recent = observe(&input, elapsed, now);
+
 		ended = elapsed >= preferred_settings.period_ns * (2 * LOOKS - 1) / (2 * LOOKS) ||
-			(is_auto && input.steal >= ALARM * config.high);
+			(is_auto && recent >= ALARM * config.high);
 	}
 
 	if (!ended) {
