@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{MAGPIE, VT8, boot_for_magpie, json, number, under};
+use magpie_tests::scheduler::{MAGPIE, VT8, VT8_NODES, boot_for_magpie, json, number, under};
 use serde_json::Value;
 
 /// Runs hogs, and returns the CPU time of each in seconds and the object that magpie-load printed.
@@ -86,4 +86,37 @@ fn hogs_that_do_not_divide_evenly_fare_no_worse_than_under_eevdf() -> Result<()>
         "12 hogs on 8 CPUs: spread {magpie} %, under EEVDF {eevdf} %"
     );
     guest.into_guest().shutdown()
+}
+
+/// Returns the largest of ten spreads of twelve hogs, in percent. Before each run, a nice-19 hog has
+/// a CPU to itself: virtual time passes 68 times as fast there.
+fn largest_spread_after_a_light_hog(guest: &mut Guest) -> Result<f64> {
+    let mut largest: f64 = 0.0;
+    for _ in 0..10 {
+        hogs(guest, "--count 1 --nice 19 --seconds 1.5")?;
+        let (_, found) = hogs(guest, "--count 12 --seconds 2")?;
+        largest = largest.max(number(&found, "/spread_percent")?);
+    }
+    Ok(largest)
+}
+
+fn must_be_even_after_a_light_hog(machine: &str) -> Result<()> {
+    let mut guest = boot_for_magpie(machine, |_| {})?;
+    let eevdf = largest_spread_after_a_light_hog(&mut guest)?;
+    let magpie = under(&mut guest, MAGPIE, largest_spread_after_a_light_hog)?;
+    println!("{machine}: largest spread: EEVDF {eevdf:.2} %, scx_magpie {magpie:.2} %");
+    ensure!(magpie < 5.0, "after a light hog: spread {magpie} %");
+    guest.into_guest().shutdown()
+}
+
+/// What a light task alone did to the clock and the pace of its CPU must not count against the tasks
+/// that run there next.
+#[test]
+fn hogs_share_evenly_after_a_light_hog_ran_alone() -> Result<()> {
+    must_be_even_after_a_light_hog(VT8)
+}
+
+#[test]
+fn hogs_share_evenly_on_two_nodes_after_a_light_hog_ran_alone() -> Result<()> {
+    must_be_even_after_a_light_hog(VT8_NODES)
 }
