@@ -65,6 +65,7 @@ metrics! {
         keep = magpie_event_EVENT_KEEP, "Running tasks kept for another slice";
         preempt = magpie_event_EVENT_PREEMPT, "Wakeups that preempted the running task";
         hrtick = magpie_event_EVENT_HRTICK, "Requests of running tasks that a timer ended, because a task waited";
+        overdue = magpie_event_EVENT_OVERDUE, "Queued tasks that were due at once, because they had waited for 4 s";
     }
     "steal" {
         steal_attempt = magpie_event_EVENT_STEAL_ATTEMPT, "Searches for work in other CPUs' queues";
@@ -138,8 +139,8 @@ impl Metrics {
         writeln!(
             output,
             "queue      {} tasks queued, {} dispatched from there; {} slices renewed, {} ended by \
-             a timer; {} wakeups preempted",
-            self.enqueue, self.dispatch, self.keep, self.hrtick, self.preempt
+             a timer; {} wakeups preempted; {} tasks had waited for too long",
+            self.enqueue, self.dispatch, self.keep, self.hrtick, self.preempt, self.overdue
         )?;
         self.tell_steal(output)?;
         writeln!(

@@ -65,6 +65,7 @@ enum magpie_event {
 	EVENT_KEEP, /* running task kept for another slice */
 	EVENT_PREEMPT, /* wakeup preempted the running task */
 	EVENT_HRTICK, /* request of the running task ended by a timer, because a task waited */
+	EVENT_OVERDUE, /* task was due at once, because it had waited for too long */
 	EVENT_STEAL_ATTEMPT, /* search for work in other queues */
 	EVENT_STEAL_SIBLING, /* task taken from an SMT sibling */
 	EVENT_STEAL_LLC, /* task taken from the own LLC */

@@ -3,7 +3,9 @@
 
 use anyhow::{Result, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{MAGPIE, VT8, VT8_NODES, boot_for_magpie, json, number, under};
+use magpie_tests::scheduler::{
+    MAGPIE, VT8, VT8_NODES, boot_for_magpie, counters, json, number, shell, under,
+};
 use serde_json::Value;
 
 /// Runs hogs, and returns the CPU time of each in seconds and the object that magpie-load printed.
@@ -119,4 +121,56 @@ fn hogs_share_evenly_after_a_light_hog_ran_alone() -> Result<()> {
 #[test]
 fn hogs_share_evenly_on_two_nodes_after_a_light_hog_ran_alone() -> Result<()> {
     must_be_even_after_a_light_hog(VT8_NODES)
+}
+
+/// A script: a nice-19 hog and a SCHED_IDLE one among a hundred others, for 25 s. Prints every 0.1 s
+/// the uptime in seconds and the CPU time of these two in ns.
+const LIGHT_HOGS_AMONG_A_HUNDRED: &str = "\
+    nice=19,0; policy=other,idle; \
+    for i in $(seq 100); do nice=$nice,0; policy=$policy,other; done; \
+    magpie-load hogs --count 102 --nice $nice --policy $policy --cpus CPUS --seconds 25 >&2 & \
+    load=$!; sleep 0.5; set -- $(cat /proc/$load/task/$load/children); \
+    while read up x </proc/uptime && read a x </proc/$1/schedstat && read b x </proc/$2/schedstat; \
+    do echo $up $a $b; sleep 0.1; done 2>/dev/null; wait $load";
+
+/// Returns the longest time for which one of the two light hogs did not run, in seconds.
+fn longest_wait_of_light_hogs(guest: &mut Guest, cpus: &str) -> Result<f64> {
+    let printed = shell(guest, &LIGHT_HOGS_AMONG_A_HUNDRED.replace("CPUS", cpus))?;
+    let samples = printed
+        .lines()
+        .map(|line| Ok(line.split(' ').map(str::parse).collect::<Result<_, _>>()?))
+        .collect::<Result<Vec<Vec<f64>>>>()?;
+    ensure!(samples.len() > 100, "{} samples", samples.len());
+    let longest = |hog: usize| {
+        let (mut since, mut longest) = (&samples[0], 0.0_f64);
+        for sample in &samples {
+            if sample[hog] != since[hog] {
+                since = sample;
+            }
+            longest = longest.max(sample[0] - since[0]);
+        }
+        longest
+    };
+    let (nice, idle) = (longest(1), longest(2));
+    println!("CPUs {cpus}: longest wait: nice 19 {nice:.1} s, SCHED_IDLE {idle:.1} s");
+    Ok(nice.max(idle))
+}
+
+/// The kernel's watchdog ends a scheduler that lets a task wait for 30 s.
+#[test]
+fn light_hogs_among_a_hundred_run_every_ten_seconds() -> Result<()> {
+    let mut guest = boot_for_magpie(VT8, |_| {})?;
+    for cpus in ["0", "0-7"] {
+        longest_wait_of_light_hogs(&mut guest, cpus)?;
+    }
+    under(&mut guest, MAGPIE, |guest| {
+        for cpus in ["0", "0-7"] {
+            let longest = longest_wait_of_light_hogs(guest, cpus)?;
+            ensure!(longest < 10.0, "CPUs {cpus}: {longest} s without running");
+        }
+        let counted = counters(guest)?;
+        ensure!(number(&counted, "/overdue")? > 0.0, "{counted}");
+        Ok(())
+    })?;
+    guest.into_guest().shutdown()
 }

@@ -31,6 +31,7 @@ struct cpu_state {
 	u8 has_no_tick; /* a task of a higher class runs: no tick advertises waiting tasks */
 	u8 soon_free; /* a preempted task will have this CPU back soon, see balance/patience.bpf.h */
 	u8 sleeps_soon; /* the running task is expected to, see place/search.bpf.h */
+	u8 looks_for_overdue; /* its next dispatch does, see queue/overdue.bpf.h */
 	u16 queued; /* a task was queued since the queue was last empty, see has_queued() */
 	u16 hrtick; /* its timer is set, see queue/hrtick.bpf.h */
 
@@ -41,6 +42,7 @@ struct cpu_state {
 	 */
 	u64 idle_since __attribute__((aligned(64))); /* 0 while busy */
 	u64 clock_base; /* its clock where its LLC's is 0; see queue/fair.bpf.h */
+	u64 next_overdue_look; /* see queue/overdue.bpf.h */
 	u64 search_began; /* time of the last search for work */
 	u64 avg_idle; /* moving average of idle periods, ns */
 	u64 steal_cost[NR_DISTANCES]; /* moving average of searches, ns */

@@ -26,7 +26,7 @@
  * of a second. Ticks drive the updates: an idle machine makes none. The updates take at most a
  * hundredth of one CPU's time; with many cgroups they come less often instead.
  *
- * No task waits for too long, however light its cgroup is: see limit_debt() in queue/fair.bpf.h.
+ * No task waits for too long, however light its cgroup is: see queue/overdue.bpf.h.
  *
  * What it does not do: move tasks.
  */
@@ -70,7 +70,6 @@ struct {
 struct share_sums {
 	u64 round;
 	u64 active, share; /* of all cgroups, by activity */
-	u64 smallest; /* factor */
 } share_sums;
 
 u64 next_share_update;
@@ -259,8 +258,6 @@ __noinline int apply_share(u32 slot)
 	factor = cgroup_factor(state->active, state->share, share_sums.active, share_sums.share);
 	if (factor != state->factor)
 		WRITE_ONCE(state->factor, factor);
-	if (factor < share_sums.smallest)
-		share_sums.smallest = factor;
 
 	return 0;
 }
@@ -276,7 +273,6 @@ static int update_shares(void *map, int *key, struct share_timer *timer)
 	share_sums.round++;
 	share_sums.active = 0;
 	share_sums.share = 0;
-	share_sums.smallest = FACTOR_ONE;
 
 	bpf_for(i, 0, nr_cpus)
 		add_row(i);
@@ -288,8 +284,6 @@ static int update_shares(void *map, int *key, struct share_timer *timer)
 		find_share(i);
 	bpf_for(i, 0, nr_cgroup_slots)
 		apply_share(i);
-
-	longest_debt_ns = virtual_time(LONGEST_WAIT_NS, share_sums.smallest);
 
 	cost = bpf_ktime_get_ns() - began;
 	if (cost * SHARE_COST_FACTOR > share_interval_ns)

@@ -23,8 +23,6 @@
 #ifndef __MAGPIE_LATE_TICKS_BPF_H
 #define __MAGPIE_LATE_TICKS_BPF_H
 
-extern unsigned long CONFIG_HZ __kconfig;
-
 /*
  * For how long delays are collected before their sum is compared with the longest one. A governor's
  * period may be too short for that: a host with quotas withholds a vCPU once in 100 ms.

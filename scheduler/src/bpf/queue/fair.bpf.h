@@ -58,12 +58,6 @@ const volatile bool custom_slice_enabled = true;
  */
 #define TICKS_OF_A_HOG 16
 
-/* Half of ops.timeout_ms: the longest that the lightest task may wait beside the heaviest. */
-#define LONGEST_WAIT_NS 15000000000ULL
-
-/* The largest debt of a task, virtual ns. cgroup/shares.bpf.h scales it to the heaviest cgroup. */
-u64 longest_debt_ns = LONGEST_WAIT_NS;
-
 /* The CPU time that the task is expected to use before it sleeps. */
 static __always_inline u64 expected_burst(const struct task_state *ts)
 {
@@ -272,18 +266,6 @@ static __always_inline void join_after_parking(struct task_state *ts, s32 cpu)
 	ts->catch_up = 0;
 	lag = clock_of(ts->cpu) - ts->vruntime;
 	join_with_lag(ts, cpu, clock, clamp_lag(lag, -LARGEST_DEBT_NS, 0));
-}
-
-/*
- * Bound a task's debt by longest_debt_ns. With cgroups of weights 1 and 10000 on two levels, a task
- * could wait for days, and the kernel's watchdog would end the scheduler after 30 seconds.
- */
-static __always_inline void limit_debt(struct task_state *ts, s32 cpu)
-{
-	u64 latest = clock_of(cpu) + longest_debt_ns;
-
-	if (is_before(latest, ts->vruntime))
-		ts->vruntime = latest;
 }
 
 /* The task has used CPU time, ns. */
