@@ -106,6 +106,7 @@ metrics! {
     }
     "cpu-weight" {
         share_update = magpie_event_EVENT_SHARE_UPDATE, "Calculations of the shares of all cgroups";
+        share_part = magpie_event_EVENT_SHARE_PART, "Parts of these calculations, each of which kept a CPU at a time";
         share_ns = magpie_event_EVENT_SHARE_NS, "Time spent on these calculations, in nanoseconds";
         cgroup_lumped = magpie_event_EVENT_CGROUP_LUMPED, "Cgroups beyond the largest number, treated as the root";
     }
@@ -181,9 +182,9 @@ impl Metrics {
         if let Some(cost) = self.share_ns.checked_div(self.share_update) {
             writeln!(
                 output,
-                "cpu-weight {} calculations of shares, {cost} ns each; {} cgroups treated as the \
-                 root",
-                self.share_update, self.cgroup_lumped
+                "cpu-weight {} calculations of shares in {} parts, {cost} ns each; {} cgroups \
+                 treated as the root",
+                self.share_update, self.share_part, self.cgroup_lumped
             )?;
         }
         if self.throttle > 0 || self.park > 0 {

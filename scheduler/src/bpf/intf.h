@@ -83,6 +83,7 @@ enum magpie_event {
 	EVENT_BACKOFF, /* task moved away from a CPU that is not preferred */
 	EVENT_RESCUE, /* task found at the last moment, which had been queued unseen */
 	EVENT_SHARE_UPDATE, /* shares of all cgroups calculated */
+	EVENT_SHARE_PART, /* part of that, which kept a CPU at a time */
 	EVENT_SHARE_NS, /* time spent on that, ns */
 	EVENT_CGROUP_LUMPED, /* cgroup beyond MAX_CGROUPS, counted as the root */
 	EVENT_THROTTLE, /* cgroup used up its budget (cpu.max) */
