@@ -58,7 +58,7 @@ static __always_inline bool hurry(struct bpf_iter_scx_dsq *it, struct task_struc
 
 /*
  * Look for an overdue task in the CPU's queue, latest deadline first. Global: the verifier proves it
- * once.
+ * once, and not again for each way on from it.
  */
 __noinline bool hurry_overdue(s32 cpu)
 {
@@ -76,18 +76,16 @@ __noinline bool hurry_overdue(s32 cpu)
 		}
 	}
 
+	state->looks_for_overdue = 0;
+	state->next_overdue_look = rq_now(cpu) + (found ? OVERDUE_AGAIN_NS : OVERDUE_LOOK_NS);
 	return found;
 }
 
 /* A CPU is about to choose a task: look for an overdue one first if a tick has asked for that. */
-static __always_inline void hurry_overdue_when_asked(struct cpu_state *state, s32 cpu)
+static __always_inline void hurry_overdue_when_asked(const struct cpu_state *state, s32 cpu)
 {
-	if (!state->looks_for_overdue)
-		return;
-
-	state->looks_for_overdue = 0;
-	state->next_overdue_look =
-		rq_now(cpu) + (hurry_overdue(cpu) ? OVERDUE_AGAIN_NS : OVERDUE_LOOK_NS);
+	if (state->looks_for_overdue)
+		hurry_overdue(cpu);
 }
 
 #endif /* __MAGPIE_OVERDUE_BPF_H */
