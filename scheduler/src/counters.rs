@@ -65,6 +65,7 @@ metrics! {
         keep = magpie_event_EVENT_KEEP, "Running tasks kept for another slice";
         preempt = magpie_event_EVENT_PREEMPT, "Wakeups that preempted the running task";
         hrtick = magpie_event_EVENT_HRTICK, "Requests of running tasks that a timer ended, because a task waited";
+        overdue = magpie_event_EVENT_OVERDUE, "Queued tasks that were due at once, because they had waited for 4 s";
     }
     "steal" {
         steal_attempt = magpie_event_EVENT_STEAL_ATTEMPT, "Searches for work in other CPUs' queues";
@@ -105,6 +106,7 @@ metrics! {
     }
     "cpu-weight" {
         share_update = magpie_event_EVENT_SHARE_UPDATE, "Calculations of the shares of all cgroups";
+        share_part = magpie_event_EVENT_SHARE_PART, "Parts of these calculations, each of which kept a CPU at a time";
         share_ns = magpie_event_EVENT_SHARE_NS, "Time spent on these calculations, in nanoseconds";
         cgroup_lumped = magpie_event_EVENT_CGROUP_LUMPED, "Cgroups beyond the largest number, treated as the root";
     }
@@ -138,8 +140,8 @@ impl Metrics {
         writeln!(
             output,
             "queue      {} tasks queued, {} dispatched from there; {} slices renewed, {} ended by \
-             a timer; {} wakeups preempted",
-            self.enqueue, self.dispatch, self.keep, self.hrtick, self.preempt
+             a timer; {} wakeups preempted; {} tasks had waited for too long",
+            self.enqueue, self.dispatch, self.keep, self.hrtick, self.preempt, self.overdue
         )?;
         self.tell_steal(output)?;
         writeln!(
@@ -180,9 +182,9 @@ impl Metrics {
         if let Some(cost) = self.share_ns.checked_div(self.share_update) {
             writeln!(
                 output,
-                "cpu-weight {} calculations of shares, {cost} ns each; {} cgroups treated as the \
-                 root",
-                self.share_update, self.cgroup_lumped
+                "cpu-weight {} calculations of shares in {} parts, {cost} ns each; {} cgroups \
+                 treated as the root",
+                self.share_update, self.share_part, self.cgroup_lumped
             )?;
         }
         if self.throttle > 0 || self.park > 0 {

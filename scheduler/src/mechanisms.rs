@@ -135,7 +135,7 @@ macro_rules! mechanisms {
 
 mechanisms! {
     /// A fair queue for each CPU: the earliest deadline runs first
-    "queue" in ["queue/queue.bpf.h", "queue/fair.bpf.h", "queue/overloaded.bpf.h", "queue/hrtick.bpf.h"] {
+    "queue" in ["queue/queue.bpf.h", "queue/fair.bpf.h", "queue/overloaded.bpf.h", "queue/hrtick.bpf.h", "queue/overdue.bpf.h"] {
         /// Leave out wakeup preemption: a woken task waits for the end of the running task's slice
         Part(no_preempt) clears preempt_enabled;
         /// Leave out that the much shorter task runs first where no other waits: deadlines decide

@@ -65,6 +65,7 @@ enum magpie_event {
 	EVENT_KEEP, /* running task kept for another slice */
 	EVENT_PREEMPT, /* wakeup preempted the running task */
 	EVENT_HRTICK, /* request of the running task ended by a timer, because a task waited */
+	EVENT_OVERDUE, /* task was due at once, because it had waited for too long */
 	EVENT_STEAL_ATTEMPT, /* search for work in other queues */
 	EVENT_STEAL_SIBLING, /* task taken from an SMT sibling */
 	EVENT_STEAL_LLC, /* task taken from the own LLC */
@@ -82,6 +83,7 @@ enum magpie_event {
 	EVENT_BACKOFF, /* task moved away from a CPU that is not preferred */
 	EVENT_RESCUE, /* task found at the last moment, which had been queued unseen */
 	EVENT_SHARE_UPDATE, /* shares of all cgroups calculated */
+	EVENT_SHARE_PART, /* part of that, which kept a CPU at a time */
 	EVENT_SHARE_NS, /* time spent on that, ns */
 	EVENT_CGROUP_LUMPED, /* cgroup beyond MAX_CGROUPS, counted as the root */
 	EVENT_THROTTLE, /* cgroup used up its budget (cpu.max) */

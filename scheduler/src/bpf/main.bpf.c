@@ -20,6 +20,7 @@
  *   queue/overloaded.bpf.h    queue: which CPUs have queued tasks for others
  *   queue/queue.bpf.h         queue: the earliest deadline runs first
  *   queue/hrtick.bpf.h        queue: a request ends in time
+ *   queue/overdue.bpf.h       queue: no task waits for long
  *   guest/preferred.bpf.h     preferred: tasks stay on preferred CPUs
  *   guest/late_ticks.bpf.h    preferred: steal time, estimated
  *   guest/monitor.bpf.h       preferred: how many CPUs
@@ -81,6 +82,7 @@ UEI_DEFINE(uei);
 #include "queue/overloaded.bpf.h"
 #include "queue/queue.bpf.h"
 #include "queue/hrtick.bpf.h"
+#include "queue/overdue.bpf.h"
 #include "guest/preferred.bpf.h"
 #include "guest/late_ticks.bpf.h"
 #include "guest/monitor.bpf.h"
@@ -135,6 +137,7 @@ void BPF_STRUCT_OPS(magpie_dispatch, s32 cpu, struct task_struct *prev)
 	struct cpu_state *state = state_of(cpu);
 	struct task_state *stayer = find_stayer(prev, cpu);
 
+	hurry_overdue_when_asked(state, cpu);
 	if (stayer && pull_when_unbalanced(cpu, stayer->vruntime))
 		return;
 
@@ -207,6 +210,7 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 	if (ts)
 		tick_task(p, ts, state, cpu);
 	idle_is_over(state, cpu);
+	look_for_overdue_when_due(state, rq_now(cpu));
 	update_shares_when_due();
 	prepare_patience();
 	if (evict_at_tick(p, state, cpu))

@@ -3,7 +3,9 @@
 
 use anyhow::{Result, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{MAGPIE, VT8, boot_for_magpie, json, number, under};
+use magpie_tests::scheduler::{
+    MAGPIE, VT8, VT8_NODES, boot_for_magpie, counters, json, number, shell, under,
+};
 use serde_json::Value;
 
 /// Runs hogs, and returns the CPU time of each in seconds and the object that magpie-load printed.
@@ -85,5 +87,90 @@ fn hogs_that_do_not_divide_evenly_fare_no_worse_than_under_eevdf() -> Result<()>
         magpie <= eevdf,
         "12 hogs on 8 CPUs: spread {magpie} %, under EEVDF {eevdf} %"
     );
+    guest.into_guest().shutdown()
+}
+
+/// Returns the largest of ten spreads of twelve hogs, in percent. Before each run, a nice-19 hog has
+/// a CPU to itself: virtual time passes 68 times as fast there.
+fn largest_spread_after_a_light_hog(guest: &mut Guest) -> Result<f64> {
+    let mut largest: f64 = 0.0;
+    for _ in 0..10 {
+        hogs(guest, "--count 1 --nice 19 --seconds 1.5")?;
+        let (_, found) = hogs(guest, "--count 12 --seconds 2")?;
+        largest = largest.max(number(&found, "/spread_percent")?);
+    }
+    Ok(largest)
+}
+
+fn must_be_even_after_a_light_hog(machine: &str) -> Result<()> {
+    let mut guest = boot_for_magpie(machine, |_| {})?;
+    let eevdf = largest_spread_after_a_light_hog(&mut guest)?;
+    let magpie = under(&mut guest, MAGPIE, largest_spread_after_a_light_hog)?;
+    println!("{machine}: largest spread: EEVDF {eevdf:.2} %, scx_magpie {magpie:.2} %");
+    ensure!(magpie < 5.0, "after a light hog: spread {magpie} %");
+    guest.into_guest().shutdown()
+}
+
+/// What a light task alone did to the clock and the pace of its CPU must not count against the tasks
+/// that run there next.
+#[test]
+fn hogs_share_evenly_after_a_light_hog_ran_alone() -> Result<()> {
+    must_be_even_after_a_light_hog(VT8)
+}
+
+#[test]
+fn hogs_share_evenly_on_two_nodes_after_a_light_hog_ran_alone() -> Result<()> {
+    must_be_even_after_a_light_hog(VT8_NODES)
+}
+
+/// A script: a nice-19 hog and a SCHED_IDLE one among a hundred others, for 25 s. Prints every 0.1 s
+/// the uptime in seconds and the CPU time of these two in ns.
+const LIGHT_HOGS_AMONG_A_HUNDRED: &str = "\
+    nice=19,0; policy=other,idle; \
+    for i in $(seq 100); do nice=$nice,0; policy=$policy,other; done; \
+    magpie-load hogs --count 102 --nice $nice --policy $policy --cpus CPUS --seconds 25 >&2 & \
+    load=$!; sleep 0.5; set -- $(cat /proc/$load/task/$load/children); \
+    while read up x </proc/uptime && read a x </proc/$1/schedstat && read b x </proc/$2/schedstat; \
+    do echo $up $a $b; sleep 0.1; done 2>/dev/null; wait $load";
+
+/// Returns the longest time for which one of the two light hogs did not run, in seconds.
+fn longest_wait_of_light_hogs(guest: &mut Guest, cpus: &str) -> Result<f64> {
+    let printed = shell(guest, &LIGHT_HOGS_AMONG_A_HUNDRED.replace("CPUS", cpus))?;
+    let samples = printed
+        .lines()
+        .map(|line| Ok(line.split(' ').map(str::parse).collect::<Result<_, _>>()?))
+        .collect::<Result<Vec<Vec<f64>>>>()?;
+    ensure!(samples.len() > 100, "{} samples", samples.len());
+    let longest = |hog: usize| {
+        let (mut since, mut longest) = (&samples[0], 0.0_f64);
+        for sample in &samples {
+            if sample[hog] != since[hog] {
+                since = sample;
+            }
+            longest = longest.max(sample[0] - since[0]);
+        }
+        longest
+    };
+    let (nice, idle) = (longest(1), longest(2));
+    println!("CPUs {cpus}: longest wait: nice 19 {nice:.1} s, SCHED_IDLE {idle:.1} s");
+    Ok(nice.max(idle))
+}
+
+/// The kernel's watchdog ends a scheduler that lets a task wait for 30 s.
+#[test]
+fn light_hogs_among_a_hundred_run_every_ten_seconds() -> Result<()> {
+    let mut guest = boot_for_magpie(VT8, |_| {})?;
+    for cpus in ["0", "0-7"] {
+        longest_wait_of_light_hogs(&mut guest, cpus)?;
+    }
+    under(&mut guest, MAGPIE, |guest| {
+        for cpus in ["0", "0-7"] {
+            let longest = longest_wait_of_light_hogs(guest, cpus)?;
+            ensure!(longest < 10.0, "CPUs {cpus}: {longest} s without running");
+        }
+        let counted = counters(guest)?;
+        ensure!(number(&counted, "/overdue")? > 0.0, "{counted}");
+        Ok(())
+    })?;
     guest.into_guest().shutdown()
 }

@@ -25,12 +25,12 @@ fn must_not_wait(measure: impl Fn(&mut Guest, &str) -> Result<f64>) -> Result<()
     guest.into_guest().shutdown()
 }
 
-/// Four timer threads, a real-time CPU hog on CPU 1, and five other CPU hogs, for 3 s; at least two
-/// CPUs idle. cyclictest pins each of its threads to a CPU of its own, but these are to move away.
+/// Four timer threads, a real-time CPU hog on CPU 1, and five other CPU hogs, for 20 s; at least
+/// two CPUs idle. cyclictest pins each of its threads to a CPU of its own, but these are to move away.
 const TIMERS_BESIDE_A_REALTIME_HOG: &str = "\
     taskset -c 1 chrt -f 50 magpie-load burn & hogs=$!; \
     for i in 1 2 3 4 5; do magpie-load burn & hogs=\"$hogs $!\"; done; \
-    cyclictest -q -t 4 -i 10000 -d 0 --policy=other -D 3 & timers=$!; \
+    cyclictest -q -t 4 -i 1000 -d 0 --policy=other -D 20 & timers=$!; \
     sleep 0.1; taskset -ap ff $timers >/dev/null; \
     wait $timers; kill $hogs";
 

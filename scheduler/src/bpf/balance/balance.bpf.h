@@ -65,26 +65,61 @@ const volatile u64 balance_margin_ns = 8000000;
 struct balance_round {
 	s32 cpu;
 	u32 length; /* of the own queue */
-	u64 clock; /* vruntime of the own running task */
+	u64 clock; /* vruntime of the own running task, in the time of the LLC */
 	u64 behind; /* a clock before this one is well behind */
 	u32 victim; /* best so far, or NO_PLACE */
 };
 
-/* Measure how fast the own clock advanced since the last time; update the LLC's average. */
-static __always_inline void measure_pace(struct cpu_state *state, struct llc_state *llc, u64 now)
+/* Set the own pace, 0 if it is not known, and count it in the LLC. */
+static __always_inline void set_pace(struct cpu_state *state, s32 cpu, u64 pace)
+{
+	struct llc_state *llc = llc_state_of(cpu);
+	u64 before = state->pace;
+
+	if (pace == before)
+		return;
+
+	state->pace = pace;
+	__sync_fetch_and_add(&llc->paces, pace - before);
+	if (!pace != !before)
+		__sync_fetch_and_add(&llc->nr_paced, pace ? 1 : -1);
+}
+
+/*
+ * The CPU goes idle: its pace says nothing of what the next tasks will get. The pace of an LLC where
+ * a light task had run alone was wrong for a quarter of a second, and the LLC pulled tasks for that
+ * long.
+ */
+static __always_inline void forget_pace(struct cpu_state *state, s32 cpu)
+{
+	set_pace(state, cpu, 0);
+}
+
+/* The CPU leaves idle, or has just measured its pace: measure from here on. */
+static __always_inline void begin_pace(struct cpu_state *state, u64 now)
+{
+	state->paced_at = now;
+	state->paced_clock = state->clock;
+}
+
+/* Measure how fast the own clock advanced since the last time. */
+static __always_inline void measure_pace(struct cpu_state *state, s32 cpu, u64 now)
 {
 	u64 virtual = state->clock - state->paced_clock;
 	u64 passed = now - state->paced_at;
 
-	/* A longer span has an idle period in it, at whose end the clock may jump. */
-	if (passed < 2 * balance_interval_ns)
-		state->pace = average_add(state->pace, (virtual << PACE_SHIFT) / (passed ?: 1));
-	else
-		state->pace = FULL_PACE;
+	set_pace(state, cpu,
+		 average_add(state->pace ?: FULL_PACE, (virtual << PACE_SHIFT) / (passed ?: 1)));
+	begin_pace(state, now);
+}
 
-	WRITE_ONCE(llc->pace, average_add(READ_ONCE(llc->pace), state->pace));
-	state->paced_at = now;
-	state->paced_clock = state->clock;
+/* The mean pace of those CPUs of an LLC that have one. */
+static __always_inline u64 pace_of_llc(u32 llc)
+{
+	const struct llc_state *state = llc_state_at(llc);
+	u32 nr_paced = READ_ONCE(state->nr_paced);
+
+	return nr_paced ? READ_ONCE(state->paces) / nr_paced : FULL_PACE;
 }
 
 /* Return whether one pace is really faster than the other: a smaller difference is chance. */
@@ -101,7 +136,7 @@ static __always_inline bool is_faster(u64 pace, u64 other)
 static __always_inline bool is_lighter(const struct balance_round *round, u32 victim)
 {
 	const struct cpu_state *state = state_of(victim);
-	s64 lead = (s64)(state->clock - round->clock);
+	s64 lead = (s64)(clock_in_llc(state) - round->clock);
 
 	return lead > (s64)balance_margin_ns && lead < LARGEST_LAG_NS &&
 	       is_faster(state->pace, state_of(round->cpu)->pace);
@@ -118,9 +153,9 @@ static __always_inline bool consider(struct balance_round *round, u32 victim, u3
 		return true;
 	}
 
-	if (is_before(state_of(victim)->clock, round->behind)) {
+	if (is_before(clock_in_llc(state_of(victim)), round->behind)) {
 		round->victim = victim;
-		round->behind = state_of(victim)->clock;
+		round->behind = clock_in_llc(state_of(victim));
 	}
 	return false;
 }
@@ -157,11 +192,12 @@ __noinline bool pull_near(s32 cpu, u64 vruntime)
 {
 	const volatile struct llc_topology *llc = llc_of(topology_of(cpu)->llc);
 	u32 place = topology_of(cpu)->place;
+	u64 clock = vruntime - state_of(cpu)->clock_base;
 	struct balance_round round = {
 		.cpu = cpu,
 		.length = scx_bpf_dsq_nr_queued(cpu),
-		.clock = vruntime,
-		.behind = vruntime - balance_margin_ns,
+		.clock = clock,
+		.behind = clock - balance_margin_ns,
 		.victim = NO_PLACE,
 	};
 
@@ -209,7 +245,7 @@ static __always_inline bool has_more_waiting(u32 other, u32 own)
 	const struct llc_state *theirs = llc_state_at(other), *ours = llc_state_at(own);
 	u32 waiting = READ_ONCE(theirs->waiting);
 
-	return waiting && !is_faster(READ_ONCE(theirs->pace), READ_ONCE(ours->pace)) &&
+	return waiting && !is_faster(pace_of_llc(other), pace_of_llc(own)) &&
 	       (u64)(waiting - 1) * llc_of(own)->size >=
 		       (u64)(READ_ONCE(ours->waiting) + 1) * llc_of(other)->size;
 }
@@ -217,21 +253,20 @@ static __always_inline bool has_more_waiting(u32 other, u32 own)
 /* The nearest LLC where more tasks wait, else one with a slower pace, else NO_PLACE. */
 __noinline u32 find_busier_llc(u32 own, bool may_rotate)
 {
-	u64 pace = READ_ONCE(llc_state_at(own)->pace);
+	u64 pace = pace_of_llc(own);
 	u32 found = NO_PLACE;
 	u32 i;
 
 	bpf_for(i, 1, nr_llcs) {
 		u32 other = nth_llc(own, i);
-		const struct llc_state *theirs = llc_state_at(other);
 
 		if (has_more_waiting(other, own)) {
 			found = other;
 			break;
 		}
 
-		if (found == NO_PLACE && may_rotate && READ_ONCE(theirs->waiting) &&
-		    is_faster(pace, READ_ONCE(theirs->pace)))
+		if (found == NO_PLACE && may_rotate && READ_ONCE(llc_state_at(other)->waiting) &&
+		    is_faster(pace, pace_of_llc(other)))
 			found = other;
 	}
 
@@ -282,7 +317,7 @@ static __always_inline bool pull_when_unbalanced(s32 cpu, u64 vruntime)
 
 	if (!is_before(now, state->next_balance)) {
 		state->next_balance = now + balance_interval_ns;
-		measure_pace(state, own, now);
+		measure_pace(state, cpu, now);
 		found = pull_near(cpu, vruntime);
 	}
 

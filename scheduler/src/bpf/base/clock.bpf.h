@@ -17,6 +17,8 @@
 #ifndef __MAGPIE_CLOCK_BPF_H
 #define __MAGPIE_CLOCK_BPF_H
 
+extern unsigned long CONFIG_HZ __kconfig;
+
 /* The time, ns, at which the kernel last updated the clock of a CPU's runqueue. */
 static __always_inline u64 rq_now(s32 cpu)
 {

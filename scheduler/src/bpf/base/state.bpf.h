@@ -31,6 +31,7 @@ struct cpu_state {
 	u8 has_no_tick; /* a task of a higher class runs: no tick advertises waiting tasks */
 	u8 soon_free; /* a preempted task will have this CPU back soon, see balance/patience.bpf.h */
 	u8 sleeps_soon; /* the running task is expected to, see place/search.bpf.h */
+	u8 looks_for_overdue; /* its next dispatch does, see queue/overdue.bpf.h */
 	u16 queued; /* a task was queued since the queue was last empty, see has_queued() */
 	u16 hrtick; /* its timer is set, see queue/hrtick.bpf.h */
 
@@ -40,13 +41,15 @@ struct cpu_state {
 	 * seen_*, now_*, window_late_ns and longest_late_ns.
 	 */
 	u64 idle_since __attribute__((aligned(64))); /* 0 while busy */
+	u64 clock_base; /* its clock where its LLC's is 0; see queue/fair.bpf.h */
+	u64 next_overdue_look; /* see queue/overdue.bpf.h */
 	u64 search_began; /* time of the last search for work */
 	u64 avg_idle; /* moving average of idle periods, ns */
 	u64 steal_cost[NR_DISTANCES]; /* moving average of searches, ns */
 	u64 next_balance; /* when this CPU, if busy, looks at its LLC again */
 	u64 paced_at; /* when the pace was last measured, and the clock then */
 	u64 paced_clock;
-	u64 pace; /* of the clock, moving average; see balance/balance.bpf.h */
+	u64 pace; /* of the clock, moving average, or 0; see balance/balance.bpf.h */
 	u32 waiting; /* queued tasks at the last tick, 0 if none may run elsewhere */
 	u32 walked; /* tasks of a queue that a loop has visited; in memory for the verifier */
 	u64 woke_at; /* when a task here last woke another one; see guest/late_ticks.bpf.h */
@@ -85,18 +88,19 @@ _Static_assert(__builtin_offsetof(struct cpu_state, idle_since) == 64,
 struct cpu_state cpu_states[MAX_CPUS];
 
 /*
- * The clock is the furthest of the LLC's CPUs. A tick writes it if it is a millisecond behind; CPUs
- * that leave idle, and wakers of idle CPUs, read it. Ticks, pulls and the start of idle periods
- * change @waiting. Busy CPUs write the rest when they balance; if two do so at once, one sample is
- * lost.
+ * The clock is the furthest of the LLC's CPUs. A tick writes it if it is a millisecond behind; ticks,
+ * CPUs that leave idle, and wakers of idle CPUs read it. Ticks, pulls and the start of idle periods
+ * change @waiting. Busy CPUs write the rest when they balance, and their part of @paces when they go
+ * idle.
  */
 struct llc_state {
 	u64 clock;
-	u64 pace; /* moving average of its CPUs' */
+	u64 paces; /* sum of its CPUs' */
 	u64 next_rotation; /* when one of its CPUs may pull from an LLC with a slower pace again */
 	u64 next_duty; /* when one of its CPUs scans other LLCs again */
 	u32 on_duty; /* that CPU, counted from the LLC's first */
 	u32 waiting; /* sum of its CPUs' */
+	u32 nr_paced; /* how many CPUs @paces is the sum of */
 } __attribute__((aligned(64)));
 
 struct llc_state llc_states[MAX_LLCS];

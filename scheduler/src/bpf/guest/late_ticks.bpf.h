@@ -31,7 +31,6 @@
 #ifndef __MAGPIE_LATE_TICKS_BPF_H
 #define __MAGPIE_LATE_TICKS_BPF_H
 
-extern unsigned long CONFIG_HZ __kconfig;
 extern struct tick_sched tick_cpu_sched __ksym;
 
 /*

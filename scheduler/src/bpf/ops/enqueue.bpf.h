@@ -59,8 +59,6 @@ static __always_inline void wait_on(struct task_struct *p, struct task_state *ts
 		return;
 	}
 
-	if (cpu_weight_enabled)
-		limit_debt(ts, cpu);
 	queue_here(p, ts, cpu, enq_flags);
 	start_hrtick(state, cpu, now);
 	offer_task(p, ts, cpu, enq_flags);

@@ -86,6 +86,7 @@ static __always_inline void enter_idle(struct cpu_state *state, s32 cpu)
 	regain_cpu(state);
 	begin_idle(state, now);
 	note_waiting(cpu, 0);
+	forget_pace(state, cpu);
 	idle_begins(state, cpu);
 	note_idle(state, now);
 	perf_idle_begins(state);
@@ -100,6 +101,7 @@ static __always_inline void leave_idle(struct cpu_state *state, s32 cpu)
 	perf_idle_ends(state, now);
 	end_idle(state, now);
 	catch_up_clock(state, cpu);
+	begin_pace(state, now);
 	if (is_outranked(cpu))
 		lose_idle_cpu(state, cpu, idle_ends_with_claim(state));
 	else
