@@ -247,6 +247,7 @@ s32 BPF_STRUCT_OPS(magpie_init_task, struct task_struct *p, struct scx_init_task
 	ts->recent = NO_CPU;
 	ts->cgroup = cpu_weight_enabled || cpu_max_enabled ? slot_of(args->cgroup) : ROOT_SLOT;
 	ts->slice = slice_ns;
+	ts->least_perf = UNKNOWN_PERF;
 	set_task_weight(ts, NICE_0_WEIGHT);
 	return 0;
 }
