@@ -69,6 +69,9 @@ const volatile bool frequency_enabled = true;
 /* When the timer looks after a CPU went idle: twice as long, so that one look mostly suffices. */
 #define SWEEP_INTERVAL_NS 40000000ULL
 
+/* The governor adds this part to a target: four fifths are all, and need no change to become so. */
+#define GOVERNOR_MARGIN 4
+
 /* The kernel's types, which not every vmlinux.h has: a kernel may lack CONFIG_UCLAMP_TASK. */
 struct uclamp_se___perf {
 	unsigned int value : 11;
@@ -223,6 +226,8 @@ static __noinline void look_at_load(struct cpu_state *state, s32 cpu, const stru
 	wanted = state->utilisation >> UTILISATION_SHIFT;
 	if (wanted < PERF_NONE)
 		wanted = 0;
+	if (wanted + wanted / GOVERNOR_MARGIN >= capacity)
+		wanted = capacity;
 	if (wanted < least)
 		wanted = least;
 	ts->least_perf = clamp_perf(least > floor ? least : floor, 0, most);
