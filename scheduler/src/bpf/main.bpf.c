@@ -22,6 +22,7 @@
  *   queue/hrtick.bpf.h        queue: a request ends in time
  *   guest/preferred.bpf.h     preferred: tasks stay on preferred CPUs
  *   guest/late_ticks.bpf.h    preferred: steal time, estimated
+ *   power/power.bpf.h         power: work stays on few cores
  *   guest/monitor.bpf.h       preferred: how many CPUs
  *   cgroup/tree.bpf.h         cgroups as slots
  *   cgroup/shares.bpf.h       cpu-weight
@@ -67,6 +68,7 @@ UEI_DEFINE(uei);
 #include "portable/llc_order.h"
 #include "portable/perf.h"
 #include "portable/placement.h"
+#include "portable/power.h"
 #include "portable/shares.h"
 #include "portable/sparsemask.h"
 #include "portable/weight.h"
@@ -82,6 +84,7 @@ UEI_DEFINE(uei);
 #include "queue/hrtick.bpf.h"
 #include "guest/preferred.bpf.h"
 #include "guest/late_ticks.bpf.h"
+#include "power/power.bpf.h"
 #include "guest/monitor.bpf.h"
 #include "cgroup/tree.bpf.h"
 #include "cgroup/shares.bpf.h"
@@ -213,6 +216,7 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 
 	if (ts)
 		leave_shared_core(p, ts, cpu);
+	open_if_tasks_wait(state, cpu);
 	offer_queue(cpu);
 }
 
