@@ -364,8 +364,8 @@ static __always_inline void note_hotplug(u64 delay_ns)
  */
 static __always_inline void apply_decision(u32 cores, u32 power_wants)
 {
-	bool saves = power_enabled && power_level && power_wants && preferred_settings.mode == PREFERRED_AUTO &&
-		     cores >= preferred_sums.cores;
+	bool saves = power_enabled && power_level && power_wants &&
+		     preferred_settings.mode == PREFERRED_AUTO && cores >= preferred_sums.cores;
 
 	if (saves)
 		apply_preferred(power_wants, power_level);
