@@ -46,9 +46,15 @@ pub struct Preferred {
     pub why: String,
     /// The kernel's own preferred CPUs, as a list, where they decide.
     pub kernel_mask: String,
+    /// How much power is saved: `performance` (none), `balanced` or `saver`.
+    pub power: String,
+    /// Why so much, as the end of a sentence.
+    pub power_why: String,
+    /// 1 if these CPUs are preferred to save power, else 0.
+    pub power_rules: u64,
     /// `step` or `direct`.
     pub governor: String,
-    /// How steal time is known: `kernel`, `estimate` or `none`.
+    /// How steal time is known: `kernel`, `estimate`, `none`, or `no host` to take any.
     pub source: String,
     /// 1 if the kernel has ever counted steal time, else 0.
     pub kernel_counts: u64,

@@ -121,6 +121,10 @@ metrics! {
         target_idle = magpie_event_EVENT_TARGET_IDLE, "Performance targets set to nothing by idle CPUs";
         target_limited = magpie_event_EVENT_TARGET_LIMITED, "Performance targets not set, because the CPU had set others shortly before";
     }
+    "power" {
+        power_change = magpie_event_EVENT_POWER_CHANGE, "Changes of the number of cores that are used to save power";
+        power_open = magpie_event_EVENT_POWER_OPEN, "All CPUs used at once, because tasks had waited";
+    }
     "preferred" {
         backoff = magpie_event_EVENT_BACKOFF, "Tasks moved away from CPUs that are not preferred";
     }
@@ -202,6 +206,13 @@ impl Metrics {
                 "frequency  {} performance targets set, {} of them higher than before, {} to nothing by \
                  idle CPUs; {} not set so soon",
                 self.target_set, self.target_raise, self.target_idle, self.target_limited
+            )?;
+        }
+        if self.power_change > 0 || self.power_open > 0 {
+            writeln!(
+                output,
+                "power      {} changes of the number of cores, {} times all at once",
+                self.power_change, self.power_open
             )?;
         }
         Ok(())

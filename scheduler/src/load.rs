@@ -23,6 +23,7 @@ use crate::check;
 use crate::frequency::Frequency;
 use crate::libbpf_log;
 use crate::options::Settings;
+use crate::power::Level;
 use crate::preferred::Change;
 use crate::preferred_bpf;
 use crate::readiness;
@@ -30,14 +31,17 @@ use crate::topology::{self, NO_PLACE, Tables};
 use crate::virtual_machine::is_virtual_machine;
 
 const NO_CONSTANTS: &str = "the BPF object has no constants";
+const NO_VARIABLES: &str = "the BPF object has no variables";
 
-/// Opens the BPF object, configures it for this machine, loads it.
+/// Opens the BPF object, configures it for this machine, loads it. `level`: how much power it saves
+/// at the start.
 ///
 /// # Errors
 /// When the topology cannot be read, or the kernel refuses the programs; then with the end of the
 /// verifier's log.
 pub fn load<'a>(
     settings: &Settings,
+    level: Level,
     object: &'a mut MaybeUninit<OpenObject>,
 ) -> Result<BpfSkel<'a>> {
     scx_utils::try_set_rlimit_infinity();
@@ -49,7 +53,9 @@ pub fn load<'a>(
     skel.struct_ops.magpie_ops_mut().exit_dump_len = settings.exit_dump_len;
     let rodata = skel.maps.rodata_data.as_mut().context(NO_CONSTANTS)?;
     configure(rodata, settings);
-    rodata.preferred_enabled = settings.loads_preferred(is_virtual_machine(Path::new("/")));
+    rodata.steal_governs = settings.loads_preferred(is_virtual_machine(Path::new("/")));
+    rodata.power_enabled = level.saves() && settings.may_save_power();
+    rodata.preferred_enabled = rodata.steal_governs || rodata.power_enabled;
     let frequency = Frequency::of(Path::new("/"));
     rodata.frequency_enabled = settings.asks_for_performance(frequency.has_schedutil());
     if !settings.switches.no_frequency {
@@ -63,6 +69,8 @@ pub fn load<'a>(
     honour_cgroups(&mut skel)?;
     size_maps(&mut skel)?;
     choose_preferred(&mut skel, settings)?;
+    let data = skel.maps.bss_data.as_mut().context(NO_VARIABLES)?;
+    data.power_level = level.number();
 
     scx_ops_load!(skel, magpie_ops, uei).map_err(|error| {
         let malformed = compat::malformed_scx_kfuncs();
@@ -146,7 +154,7 @@ fn choose_preferred(skel: &mut OpenBpfSkel, settings: &Settings) -> Result<()> {
         knobs: settings.knobs.clone(),
     };
     let (Some(data), Some(bss)) = (&mut skel.maps.data_data, &mut skel.maps.bss_data) else {
-        bail!("the BPF object has no variables");
+        bail!(NO_VARIABLES);
     };
     let to = &mut data.preferred_settings;
     to.source = settings.steal_source.number();
@@ -180,6 +188,8 @@ fn describe(rodata: &mut types::rodata, tables: &Tables) {
     rodata.has_smt = tables.cpus.iter().any(|cpu| cpu.core_size > 1);
     rodata.nr_cores = tables.core_at_rank.len() as u32;
     rodata.core_at_rank[..tables.core_at_rank.len()].copy_from_slice(&tables.core_at_rank);
+    rodata.frugal_core_at_rank[..tables.core_at_rank.len()]
+        .copy_from_slice(&tables.frugal_core_at_rank);
     rodata.cpu_at_place.fill(NO_PLACE);
     rodata.cpu_at_place[..tables.cpu_at_place.len()].copy_from_slice(&tables.cpu_at_place);
 }

@@ -23,6 +23,7 @@
 //! | `cgroups.rs` | what each cgroup gets |
 //! | `stats.rs` | all of these over scx_stats, server and client |
 //! | `preferred.rs` | preferred CPUs: options, requests, status |
+//! | `power.rs` | how much power the machine should save |
 //! | `preferred_bpf.rs` | their settings and status in the kernel |
 //! | `kernel_mask.rs` | the kernel's own preferred CPUs, which decide where there are any |
 //! | `host_state.rs` | what follows the preferred CPUs, and how it was before |
@@ -50,6 +51,7 @@ mod libbpf_log;
 mod load;
 mod mechanisms;
 mod options;
+mod power;
 mod preferred;
 mod preferred_bpf;
 mod readiness;
@@ -73,12 +75,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use log::{info, warn};
+use log::warn;
 use serde::Serialize;
 use simplelog::{ColorChoice, ConfigBuilder, LevelFilter, TermLogger, TerminalMode};
 
 use check::Host;
 use options::{Action, print_completions, print_manual};
+use power::PowerSource;
 use preferred::Change;
 use readiness::Readiness;
 use scheduler::Scheduler;
@@ -120,14 +123,16 @@ fn run() -> Result<()> {
         monitor_in_background(Duration::from_secs_f64(interval));
     }
 
+    let power = PowerSource::new(options.settings.power, &host.root);
     loop {
         let mut object = MaybeUninit::uninit();
-        let skel = load::load(&options.settings, &mut object)?;
-        let exit = Scheduler::attach(skel)?.serve(&stop)?;
-        if !exit.should_restart() || stop.load(Ordering::Relaxed) {
+        let (level, _) = power.level();
+        let skel = load::load(&options.settings, level, &mut object)?;
+        let may_save = options.settings.may_save_power();
+        let again = Scheduler::attach(skel, power.clone())?.serve(&stop, may_save)?;
+        if !again || stop.load(Ordering::Relaxed) {
             return Ok(());
         }
-        info!("the kernel asks for a restart, as after CPU hotplug");
     }
 }
 

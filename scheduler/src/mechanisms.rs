@@ -237,6 +237,12 @@ mechanisms! {
         Whole(no_frequency) clears frequency_enabled;
     }
 
+    /// With little load, work stays on few cores, and the others idle deeply
+    "power" in ["power/power.bpf.h"] {
+        /// Leave out power saving: work runs on all cores, whatever the power profile says
+        Whole(no_power) clears power_enabled, needs no_preferred, only Preferred;
+    }
+
     /// A guest uses only as many CPUs as its host gives
     "preferred" in ["guest/preferred.bpf.h", "guest/monitor.bpf.h", "guest/late_ticks.bpf.h"] {
         /// Leave out preferred CPUs altogether, so that they cannot be set later either

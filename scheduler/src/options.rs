@@ -14,6 +14,7 @@ use scx_utils::build_id;
 
 use crate::flags::flags;
 use crate::mechanisms::{Only, Switches};
+use crate::power::Power;
 use crate::preferred::{ChangeOptions, Knobs, Preferred, StealSource};
 
 const AFTER_HELP: &str = "\
@@ -115,6 +116,23 @@ pub struct Settings {
     )]
     pub frequency: FrequencyUse,
 
+    /// Keep work on few cores while there is little, so that the others idle deeply: saver, balanced,
+    /// performance (no) or auto
+    ///
+    /// saver: on as few whole cores as may be in use for 70 % of the time, and tasks wait for up to
+    /// 12 ms before all CPUs are used. balanced: 45 % and 8 ms. auto: as the CPUs' energy-performance
+    /// preference says, which desktops and power-profiles-daemon set, and where there is none the
+    /// platform's profile; follows it while the scheduler runs. On a machine with neither: performance.
+    /// Rests where --preferred or the host says which CPUs are used.
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        default_value = "auto",
+        value_enum,
+        hide_possible_values = true
+    )]
+    pub power: Power,
+
     /// Choose how the scheduler learns the time that the host takes
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub steal_source: StealSource,
@@ -168,6 +186,15 @@ impl Settings {
     /// Returns whether CPUs ask for performance. Where no governor follows, that would be of no use.
     pub fn asks_for_performance(&self, has_schedutil: bool) -> bool {
         !self.switches.no_frequency && (has_schedutil || self.frequency == FrequencyUse::On)
+    }
+
+    /// Returns whether work may be kept on few cores to save power. Where the user says which CPUs are
+    /// preferred, these are used.
+    pub fn may_save_power(&self) -> bool {
+        !self.switches.no_power
+            && !self.switches.no_preferred
+            && self.only.is_none_or(|only| only == Only::Preferred)
+            && self.preferred == Preferred::Auto
     }
 
     /// Returns whether preferred CPUs are loaded, so that they can be set at any time.

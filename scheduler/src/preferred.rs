@@ -238,9 +238,15 @@ pub struct PreferredStatus {
     pub why: String,
     #[stat(desc = "The kernel's own preferred CPUs, as a list, where they decide; else empty")]
     pub kernel_mask: String,
+    #[stat(desc = "How much power is saved: performance (none), balanced or saver")]
+    pub power: String,
+    #[stat(desc = "Why so much, as the end of a sentence")]
+    pub power_why: String,
+    #[stat(desc = "1 if these CPUs are preferred to save power, else 0")]
+    pub power_rules: u64,
     #[stat(desc = "step or direct")]
     pub governor: String,
-    #[stat(desc = "How steal time is known: kernel, estimate, or none yet")]
+    #[stat(desc = "How steal time is known: kernel, estimate, none yet, or no host to take any")]
     pub source: String,
     #[stat(desc = "1 if the kernel has ever counted steal time, else 0")]
     pub kernel_counts: u64,
@@ -275,6 +281,7 @@ impl PreferredStatus {
             "preferred CPUs  {} of {}, {}",
             self.preferred, self.online, self.why
         )?;
+        writeln!(output, "power           {}, {}", self.power, self.power_why)?;
         writeln!(output, "steal time      {}", self.steal_sentence())?;
         writeln!(
             output,
@@ -282,6 +289,7 @@ impl PreferredStatus {
             self.wanted_cores, self.given_cores
         )?;
         let direction = match (self.mode.as_str(), self.direction) {
+            _ if self.source == "no host" => "the governor rests",
             ("auto", -1) => "fewer",
             ("auto", 1) => "more",
             ("auto", _) => "as many as before",
@@ -313,6 +321,7 @@ impl PreferredStatus {
             ("estimate", false) => format!(
                 "{percent:.2} %, an estimate from late ticks: the hypervisor has exposed none so far"
             ),
+            ("no host", _) => "none: this is no virtual machine".into(),
             _ => "not measured yet: the first period has not ended".into(),
         }
     }

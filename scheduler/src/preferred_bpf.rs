@@ -18,6 +18,7 @@ use crate::bpf_intf::{
 use crate::bpf_skel::types;
 use crate::cpu_set::CpuSet;
 use crate::kernel_mask::{Core, KernelMask};
+use crate::power::Level;
 use crate::preferred::{Change, Preferred, PreferredStatus, governor_name, mode_name, source_name};
 use crate::readings::read;
 use crate::topology::NO_PLACE;
@@ -145,16 +146,24 @@ pub fn preferred_cpus(bss: &types::bss, online: &CpuSet) -> CpuSet {
     }
 }
 
+/// Returns whether the CPUs are preferred to save power.
+pub fn saves_power(bss: &types::bss) -> bool {
+    let status = read(&bss.preferred_status);
+    status.power != 0 && status.withheld != 0
+}
+
 /// Returns the preferred CPUs and why these, without [`PreferredStatus::moved_away`].
 pub fn status(
     bss: &types::bss,
     data: &types::data,
     online: &CpuSet,
     kernel: &KernelMask,
+    power: (Level, String),
 ) -> PreferredStatus {
     let (status, settings) = (read(&bss.preferred_status), read(&data.preferred_settings));
     let (mode, governor) = (mode_name(settings.mode), governor_name(settings.governor));
     let why = match mode {
+        "auto" if saves_power(bss) => "as few whole cores as the load needs, to save power".into(),
         "auto" => format!("as the {governor} governor says{}", kernel.why_not()),
         "kernel" => kernel.why(),
         "set" => "as set by the user".into(),
@@ -169,6 +178,9 @@ pub fn status(
             "kernel" => kernel.list(),
             _ => String::new(),
         },
+        power: power.0.name().into(),
+        power_why: power.1,
+        power_rules: saves_power(bss).into(),
         governor,
         source: source_name(status.source).into(),
         kernel_counts: u64::from(status.kernel_steal_ns != 0),

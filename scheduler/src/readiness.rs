@@ -16,6 +16,7 @@ use crate::check::Host;
 use crate::frequency::{Frequency, FrequencyReport};
 use crate::mechanisms::{Extent, MECHANISMS, Mechanism};
 use crate::options::Settings;
+use crate::power::PowerSource;
 use crate::topology::{self, Tables};
 use crate::unsupported::Unsupported;
 use crate::virtual_machine::is_virtual_machine;
@@ -46,11 +47,12 @@ struct Facts {
     knows_cpu_max: bool,
     is_virtual_machine: bool,
     has_schedutil: bool,
+    saves_power: bool,
 }
 
 impl Facts {
     /// Reads them from the kernel and from the topology.
-    fn of_this_machine() -> Result<Facts> {
+    fn of_this_machine(settings: &Settings) -> Result<Facts> {
         let tables: Tables = topology::lay_out(&topology::describe_host()?)?;
         Ok(Facts {
             nr_cpus: tables.cpus.len(),
@@ -60,6 +62,10 @@ impl Facts {
             knows_cpu_max: knows_cpu_max(),
             is_virtual_machine: is_virtual_machine(Path::new("/")),
             has_schedutil: Frequency::of(Path::new("/")).has_schedutil(),
+            saves_power: PowerSource::new(settings.power, Path::new("/"))
+                .level()
+                .0
+                .saves(),
         })
     }
 
@@ -82,6 +88,11 @@ impl Facts {
                 settings.loads_preferred(self.is_virtual_machine),
                 "this is no virtual machine, so no host takes CPU time away; --preferred loads it \
                  all the same",
+            ),
+            "power" => (
+                self.saves_power && settings.may_save_power(),
+                "the machine does not ask to save power, or the user says which CPUs are preferred; \
+                 --power saver loads it without being asked",
             ),
             "frequency" => (
                 settings.asks_for_performance(self.has_schedutil),
@@ -160,7 +171,7 @@ impl Readiness {
     pub fn examine(settings: &Settings) -> Result<Readiness> {
         let host = Host::default();
         let obstacles: Vec<_> = host.obstacles().iter().map(ToString::to_string).collect();
-        let facts = Facts::of_this_machine()?;
+        let facts = Facts::of_this_machine(settings)?;
         Ok(Readiness {
             can_run: obstacles.is_empty(),
             obstacles,
@@ -233,6 +244,7 @@ mod tests {
             knows_cpu_max: true,
             is_virtual_machine: true,
             has_schedutil: true,
+            saves_power: true,
         }
     }
 
@@ -262,6 +274,7 @@ mod tests {
             has_smt: false,
             is_virtual_machine: false,
             has_schedutil: false,
+            saves_power: false,
             ..large()
         };
         let found = idle(&[], &one);
@@ -273,6 +286,7 @@ mod tests {
             "balance",
             "push",
             "frequency",
+            "power",
             "preferred",
         ];
         assert_eq!(names(&found), expected);

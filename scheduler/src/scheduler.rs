@@ -15,13 +15,14 @@ use anyhow::{Context, Result, anyhow, ensure};
 use libbpf_rs::Link;
 use log::{info, warn};
 use scx_stats::prelude::*;
-use scx_utils::{UserExitInfo, scx_ops_attach, uei_exited, uei_report};
+use scx_utils::{scx_ops_attach, uei_exited, uei_report};
 
 use crate::bpf_skel::{BpfSkel, types};
 use crate::check;
 use crate::cpu_set::CpuSet;
 use crate::host_state::HostState;
 use crate::kernel_mask::KernelMask;
+use crate::power::{Level, PowerSource};
 use crate::preferred::{Change, PreferredStatus};
 use crate::preferred_bpf;
 use crate::readings;
@@ -30,6 +31,9 @@ use crate::stats::{self, Answer, Request};
 
 /// How soon a request, a wish to stop, or the kernel's decision to stop is seen.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How soon a change of the power profile is seen.
+const POWER_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Where scx_stats serves. The socket is removed at the end: tools would connect to one left
 /// behind, and wait.
@@ -46,6 +50,9 @@ pub struct Scheduler<'a> {
     stats: StatsServer<Request, Answer>,
     host: HostState,
     kernel: KernelMask,
+    power: PowerSource,
+    /// When the level of power is read next.
+    power_due: Instant,
     /// When the kernel's mask is read next.
     kernel_due: Instant,
     /// The preferred CPUs and the online CPUs that the host's interrupts follow now.
@@ -57,7 +64,7 @@ impl<'a> Scheduler<'a> {
     ///
     /// # Errors
     /// When the kernel refuses, with the reason it gave; when the statistics socket cannot be made.
-    pub fn attach(mut skel: BpfSkel<'a>) -> Result<Self> {
+    pub fn attach(mut skel: BpfSkel<'a>, power: PowerSource) -> Result<Self> {
         let host = HostState::new(Path::new("/"))?;
         let rodata = skel.maps.rodata_data.as_ref().context(NO_CONSTANTS)?;
         let kernel = KernelMask::new(preferred_bpf::cores(rodata));
@@ -85,6 +92,8 @@ impl<'a> Scheduler<'a> {
             stats,
             host,
             kernel,
+            power,
+            power_due: Instant::now() + POWER_INTERVAL,
             kernel_due: Instant::now(),
             followed: None,
         };
@@ -97,13 +106,15 @@ impl<'a> Scheduler<'a> {
     }
 
     /// Answers requests until `stop` is set or the kernel ends the scheduler, then takes it down.
+    /// Returns whether it is to be started again.
     ///
     /// # Errors
     /// When the kernel ended the scheduler because of an error, with the kernel's reason; its debug
     /// dump is printed to standard error.
-    pub fn serve(mut self, stop: &AtomicBool) -> Result<UserExitInfo> {
+    pub fn serve(mut self, stop: &AtomicBool, may_save: bool) -> Result<bool> {
         let mut watchdog = Watchdog::ready();
         let (answer, request) = self.stats.channels();
+        let mut needs_power = false;
         while !stop.load(Ordering::Relaxed) && !uei_exited!(&self.skel, uei) {
             watchdog.feed();
             // recv_timeout() would yield some ten times before it sleeps. On a busy machine each
@@ -114,6 +125,10 @@ impl<'a> Scheduler<'a> {
                     .context("answering a request")?,
                 Err(error) if error.is_empty() => thread::sleep(POLL_INTERVAL),
                 Err(error) => return Err(error).context("waiting for requests"),
+            }
+            if may_save && self.follow_power()? {
+                needs_power = true;
+                break;
             }
             if self.has_preferred() {
                 match self.read_kernel_mask()? {
@@ -130,7 +145,10 @@ impl<'a> Scheduler<'a> {
         let _ = fs::remove_file(STATS_SOCKET);
         drop(self.link);
         let exit = uei_report!(&self.skel, uei)?;
-        restored.map(|()| exit)
+        if exit.should_restart() {
+            info!("the kernel asks for a restart, as after CPU hotplug");
+        }
+        restored.map(|()| exit.should_restart() || needs_power)
     }
 
     /// Answers a request from the BPF side's memory. A change that is refused is an answer, too.
@@ -155,6 +173,29 @@ impl<'a> Scheduler<'a> {
         bss.context(NO_VARIABLES)
     }
 
+    /// Now and then, reads how much power is to be saved. Returns whether that needs a start anew,
+    /// because nothing that saves power is loaded: where none is to be saved, it shall cost nothing.
+    fn follow_power(&mut self) -> Result<bool> {
+        if Instant::now() < self.power_due {
+            return Ok(false);
+        }
+        self.power_due = Instant::now() + POWER_INTERVAL;
+        let (level, why) = self.power.level();
+        let rodata = self.skel.maps.rodata_data.as_ref();
+        if !rodata.context(NO_CONSTANTS)?.power_enabled {
+            if level.saves() {
+                info!("power: {}, {why}; starting anew for it", level.name());
+            }
+            return Ok(level.saves());
+        }
+        let bss = self.skel.maps.bss_data.as_mut().context(NO_VARIABLES)?;
+        if bss.power_level != level.number() {
+            bss.power_level = level.number();
+            info!("power: {}, {why}", level.name());
+        }
+        Ok(false)
+    }
+
     /// Returns whether preferred CPUs are loaded.
     fn has_preferred(&self) -> bool {
         let rodata = self.skel.maps.rodata_data.as_ref();
@@ -165,8 +206,9 @@ impl<'a> Scheduler<'a> {
     fn preferred(&mut self, change: &Change) -> Result<PreferredStatus> {
         ensure!(
             self.has_preferred(),
-            "preferred CPUs are not in use: this is no virtual machine, or --no-preferred or --only \
-             left them out. Start scx_magpie with --preferred off to be able to set them"
+            "preferred CPUs are not in use: this is no virtual machine and no power is saved, or \
+             --no-preferred or --only left them out. Start scx_magpie with --preferred off to be able \
+             to set them"
         );
         let online = preferred_bpf::online_cpus()?;
         if *change != Change::default() {
@@ -181,9 +223,22 @@ impl<'a> Scheduler<'a> {
             self.apply_settings()?;
         }
         let data = self.skel.maps.data_data.as_ref().context(NO_VARIABLES)?;
+        let rodata = self.skel.maps.rodata_data.as_ref().context(NO_CONSTANTS)?;
+        let power = match rodata.power_enabled {
+            true => self.power.level(),
+            false => (
+                Level::Performance,
+                "because nothing that saves power is loaded".into(),
+            ),
+        };
+        let status = preferred_bpf::status(self.bss()?, data, &online, &self.kernel, power);
         Ok(PreferredStatus {
             moved_away: readings::metrics(self.bss()?).backoff,
-            ..preferred_bpf::status(self.bss()?, data, &online, &self.kernel)
+            source: match rodata.steal_governs {
+                true => status.source,
+                false => "no host".into(),
+            },
+            ..status
         })
     }
 
@@ -229,7 +284,12 @@ impl<'a> Scheduler<'a> {
         let Ok(online) = preferred_bpf::online_cpus() else {
             return Ok(());
         };
-        let now = (preferred_bpf::preferred_cpus(self.bss()?, &online), online);
+        // The number of cores that save power changes every few seconds: too often for interrupts.
+        let preferred = match preferred_bpf::saves_power(self.bss()?) {
+            true => online.clone(),
+            false => preferred_bpf::preferred_cpus(self.bss()?, &online),
+        };
+        let now = (preferred, online);
         if self.followed.as_ref() == Some(&now) {
             return Ok(());
         }

@@ -23,8 +23,9 @@ use anyhow::{Context, Result, ensure};
 use scx_utils::{NR_CPU_IDS, Topology};
 
 use crate::bpf_intf::{
-    cpu_topology, llc_topology, magpie_limits_CPUS_PER_LINE, magpie_limits_MAX_CPUS,
-    magpie_limits_MAX_LLCS, magpie_limits_MAX_PLACES, magpie_limits_NO_PLACE,
+    cpu_topology, llc_topology, magpie_limits_CPUS_PER_LINE,
+    magpie_limits_FAST_CAPACITY as FAST_CAPACITY, magpie_limits_MAX_CPUS, magpie_limits_MAX_LLCS,
+    magpie_limits_MAX_PLACES, magpie_limits_NO_PLACE,
 };
 
 /// How many CPUs share a cache line of a bitmap.
@@ -77,6 +78,8 @@ pub struct Tables {
     pub cpu_at_place: Vec<u16>,
     /// The first place of each core, in the order in which cores become preferred in a guest.
     pub core_at_rank: Vec<u16>,
+    /// The same, in the order in which a machine that saves power uses them.
+    pub frugal_core_at_rank: Vec<u16>,
     /// Whether each node is treated as one LLC, because there are more than [`MAX_LLCS`].
     pub llcs_merged: bool,
 }
@@ -159,6 +162,7 @@ pub fn lay_out(machine: &Machine) -> Result<Tables> {
         llcs: Vec::new(),
         cpu_at_place: Vec::new(),
         core_at_rank: Vec::new(),
+        frugal_core_at_rank: Vec::new(),
         llcs_merged,
     };
 
@@ -192,6 +196,7 @@ pub fn lay_out(machine: &Machine) -> Result<Tables> {
     }
     count_in_nodes(&mut tables.llcs);
     tables.core_at_rank = rank_cores(&tables.cpus);
+    tables.frugal_core_at_rank = rank_frugally(&tables.cpus);
     debug_assert!(tables.llcs.len() <= MAX_LLCS && tables.cpu_at_place.len() <= MAX_PLACES);
     Ok(tables)
 }
@@ -248,6 +253,18 @@ fn rank_cores(cpus: &[cpu_topology]) -> Vec<u16> {
         }
     }
     ranked
+}
+
+/// Returns the first place of each core, in the order in which a machine that saves power uses them:
+/// the slowest first, which are the efficient ones of a hybrid machine, and LLC by LLC. Cores of
+/// nearly the same speed count as equal, or one favoured core would split an LLC.
+fn rank_frugally(cpus: &[cpu_topology]) -> Vec<u16> {
+    let first = cpus.iter().filter(|cpu| cpu.place == cpu.core_first);
+    let mut cores: Vec<_> = first
+        .map(|cpu| (u32::from(cpu.capacity) >= FAST_CAPACITY, cpu.place))
+        .collect();
+    cores.sort_unstable();
+    cores.into_iter().map(|(_, place)| place).collect()
 }
 
 /// Tells each LLC which LLCs are in its node; they are its neighbours in the table.

@@ -66,6 +66,7 @@ fn main() {
         .file("c/governor_shim.c")
         .file("c/perf_shim.c")
         .file("c/placement_shim.c")
+        .file("c/power_shim.c")
         .compile("magpie_arithmetic");
 
     // The tests that compile C programs themselves use the same compiler.

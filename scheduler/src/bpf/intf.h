@@ -93,6 +93,8 @@ enum magpie_event {
 	EVENT_TARGET_RAISE, /* set higher; counted as TARGET_SET, too */
 	EVENT_TARGET_IDLE, /* set to nothing by an idle CPU; counted as TARGET_SET, too */
 	EVENT_TARGET_LIMITED, /* not set, because the last one was set too short a time ago */
+	EVENT_POWER_CHANGE, /* other number of cores preferred to save power */
+	EVENT_POWER_OPEN, /* all CPUs preferred at once, because tasks waited */
 	NR_EVENTS,
 };
 
@@ -123,6 +125,7 @@ struct preferred_status {
 	u32 cores; /* preferred now; 0 if user space gave the CPUs */
 	u32 total; /* online cores */
 	u32 withheld; /* online CPUs that are not preferred */
+	u32 power; /* enum power_level that decides, 0 if another reason does */
 	u32 steal; /* share of the counted time that the host took */
 	u32 wanted, given; /* busy cores, with and without that time */
 	u32 source; /* enum steal_source in use: kernel or estimate */

@@ -23,6 +23,7 @@
  *   queue/overdue.bpf.h       queue: no task waits for long
  *   guest/preferred.bpf.h     preferred: tasks stay on preferred CPUs
  *   guest/late_ticks.bpf.h    preferred: steal time, estimated
+ *   power/power.bpf.h         power: work stays on few cores
  *   guest/monitor.bpf.h       preferred: how many CPUs
  *   cgroup/tree.bpf.h         cgroups as slots
  *   cgroup/shares.bpf.h       cpu-weight
@@ -68,6 +69,7 @@ UEI_DEFINE(uei);
 #include "portable/llc_order.h"
 #include "portable/perf.h"
 #include "portable/placement.h"
+#include "portable/power.h"
 #include "portable/shares.h"
 #include "portable/sparsemask.h"
 #include "portable/steal.h"
@@ -85,6 +87,7 @@ UEI_DEFINE(uei);
 #include "queue/overdue.bpf.h"
 #include "guest/preferred.bpf.h"
 #include "guest/late_ticks.bpf.h"
+#include "power/power.bpf.h"
 #include "guest/monitor.bpf.h"
 #include "cgroup/tree.bpf.h"
 #include "cgroup/shares.bpf.h"
@@ -218,6 +221,7 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 
 	if (ts)
 		leave_shared_core(p, ts, cpu);
+	open_if_tasks_wait(state, cpu);
 	offer_queue(cpu);
 }
 
@@ -252,6 +256,7 @@ s32 BPF_STRUCT_OPS(magpie_init_task, struct task_struct *p, struct scx_init_task
 	ts->recent = NO_CPU;
 	ts->cgroup = cpu_weight_enabled || cpu_max_enabled ? slot_of(args->cgroup) : ROOT_SLOT;
 	ts->slice = slice_ns;
+	ts->least_perf = UNKNOWN_PERF;
 	set_task_weight(ts, NICE_0_WEIGHT);
 	return 0;
 }

@@ -12,6 +12,7 @@
 //! - [`bandwidth`]: the limits of cgroups
 //! - [`governor`]: how many cores a guest should use
 //! - [`perf`]: what performance a CPU asks for
+//! - [`power`]: how many cores a machine uses that saves power
 //! - [`placement`]: where a woken task runs, and which CPUs are idle
 //! - [`contention`]: the benchmark behind `docs/sparsemask.md`
 //!
@@ -25,6 +26,7 @@ pub mod fair;
 pub mod governor;
 pub mod perf;
 pub mod placement;
+pub mod power;
 pub mod shares;
 pub mod sparsemask;
 

@@ -16,6 +16,7 @@ mod observe;
 mod observe_top;
 mod packages;
 mod packages_loader;
+mod power;
 mod preferred_cpus;
 mod preferred_estimate;
 mod preferred_kernel;

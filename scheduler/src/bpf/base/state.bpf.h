@@ -14,6 +14,7 @@
 #define SCHED_IDLE 5
 #define PF_KTHREAD 0x00200000
 
+#define UNKNOWN_PERF 2048 /* more than any: the task's first run has a look at it */
 #define ANYWHERE (MAX_CPUS + 1) /* must_search: the CPU where a task waits is not known */
 
 struct cpu_state {
@@ -70,13 +71,14 @@ struct cpu_state {
 	u32 is_waiting; /* the timer that looks whether tasks still wait for it is set */
 
 	/* Its CPU, and the timer that lowers its target while it idles; see power/frequency.bpf.h. */
-	u64 next_look __attribute__((aligned(64))); /* when it measures its utilisation again */
-	u64 idled; /* sum of complete idle periods, ns */
+	u64 idled __attribute__((aligned(64))); /* sum of complete idle periods, ns */
 	u64 looked_at, idled_when_looked; /* when it last measured, and @idled then */
 	u64 no_idle_since, idled_at_tick; /* first tick after it last idled, and @idled then */
 	u64 target_due; /* rate limit, see may_set_target() */
 	u32 perf_target; /* as the kernel had it at the last look */
 	u32 utilisation; /* see portable/perf.h */
+	u32 capacity; /* as the kernel had it when the timer last looked */
+	u32 must_look; /* when the next task begins to run */
 
 	/* Lines of their own: only this CPU writes them, user space adds them up. */
 	u64 events[NR_EVENTS] __attribute__((aligned(64)));
@@ -123,7 +125,7 @@ struct task_state {
 	u32 woken_from; /* the waker's CPU when a CPU was last chosen for the task */
 	u32 ticks; /* seen while it ran, since its last sleep */
 	u32 forked_in; /* 1 + the LLC that counts it, or 0; see place/fork.bpf.h */
-	u32 least_perf; /* with which it should run, at the last look; see power/frequency.bpf.h */
+	u32 least_perf; /* with which it should run, at the last look; or UNKNOWN_PERF */
 	s32 migrates_to; /* 1 + the CPU that was claimed for it, or 0; see place/spread.bpf.h */
 	bool shares_core; /* its core was shared at its last tick */
 	bool yielded; /* do not keep it running */

@@ -13,6 +13,9 @@
  *   the first so many online cores of core_at_rank[] are preferred; that order takes cores evenly
  *   from all nodes
  *
+ * Where no core is to be withheld for that, the load may say how many are preferred: see
+ * power/power.bpf.h, which has another order.
+ *
  * The kernel counts steal time where the hypervisor exposes it. Elsewhere late_ticks.bpf.h
  * estimates it.
  *
@@ -27,6 +30,9 @@ const volatile u32 nr_cores = 1;
 const volatile u16 core_at_rank[MAX_CPUS];
 
 extern struct kernel_cpustat kernel_cpustat __ksym;
+
+/* A host can take CPU time away. Where none can, a late tick says nothing. */
+const volatile bool steal_governs = true;
 
 /* User space may change these while the scheduler runs. */
 struct preferred_settings preferred_settings = {
@@ -136,12 +142,14 @@ static __always_inline void set_preferred(u32 cpu, bool preferred)
  */
 struct preferred_sums {
 	u64 busy, late, steal; /* of the preferred CPUs, ns */
+	u64 busy_in_look; /* of the preferred CPUs since the last look, ns */
 	u64 longest_busy; /* of the preferred CPU that was busy for longest */
 	u32 given; /* average number of busy cores without the time that the host took, 1/100 */
 	u32 counted; /* preferred CPUs */
 	u32 threads, cores; /* online */
 	u32 used; /* cores preferred */
 	u32 chosen, withheld; /* online CPUs, preferred or not */
+	bool is_frugal; /* cores are taken in the order that saves power */
 } preferred_sums;
 
 /* Set which CPUs of a core are preferred if the first @cores online ones are, and count the results. */
@@ -149,7 +157,8 @@ __noinline int apply_to_core(u32 rank, u32 cores)
 {
 	bool is_given = are_cpus_given();
 	bool is_within = preferred_sums.used < cores;
-	u32 first = core_at_rank[rank & (MAX_CPUS - 1)];
+	u32 at = rank & (MAX_CPUS - 1);
+	u32 first = preferred_sums.is_frugal ? frugal_core_at_rank[at] : core_at_rank[at];
 	u32 size = topology_of(place_to_cpu(first))->core_size;
 	u32 i;
 
@@ -178,11 +187,13 @@ __noinline int apply_to_core(u32 rank, u32 cores)
 /*
  * Make the first @cores online cores preferred, or the CPUs that user space gave. A wakeup at this
  * moment sees a mask without the cores that change, at worst, and takes the task's previous CPU.
+ * @power: the level if that is to save power.
  */
-static __always_inline void apply_preferred(u32 cores)
+static __always_inline void apply_preferred(u32 cores, u32 power)
 {
 	u32 rank;
 
+	preferred_sums.is_frugal = power_enabled && power;
 	preferred_sums.used = 0;
 	preferred_sums.chosen = 0;
 	preferred_sums.withheld = 0;
@@ -191,6 +202,7 @@ static __always_inline void apply_preferred(u32 cores)
 		apply_to_core(rank, cores);
 
 	preferred_status.cores = are_cpus_given() ? 0 : cores;
+	WRITE_ONCE(preferred_status.power, power);
 	/* If all CPUs that user space gave are offline, none would be preferred: then all are. */
 	WRITE_ONCE(preferred_status.withheld, preferred_sums.chosen ? preferred_sums.withheld : 0);
 	WRITE_ONCE(preferred_status.applied, preferred_status.applied + 1);
@@ -243,9 +255,11 @@ __noinline int observe_cpu(u32 cpu)
 	since = READ_ONCE(state->busy_since);
 	busy_ns = READ_ONCE(state->busy_ns) + (since ? scx_bpf_now() - since : 0);
 
-	state->now_busy_ns = busy_ns;
 	if (is_preferred(cpu)) {
 		preferred_sums.counted++;
+		if (!is_before(busy_ns, state->now_busy_ns))
+			preferred_sums.busy_in_look += busy_ns - state->now_busy_ns;
+		state->now_busy_ns = busy_ns;
 		/* After such a look that ended a period the sum may be less than it was. */
 		busy_ns = is_before(busy_ns, state->seen_busy_ns) ? 0
 								  : busy_ns - state->seen_busy_ns;
@@ -254,6 +268,8 @@ __noinline int observe_cpu(u32 cpu)
 			preferred_sums.longest_busy = busy_ns;
 		preferred_sums.late += late_in_period(state);
 		preferred_sums.steal += steal_ns - state->seen_steal_ns;
+	} else {
+		state->now_busy_ns = busy_ns;
 	}
 
 	state->now_late_ns = state->late_ns;
@@ -375,6 +391,21 @@ static __always_inline void note_hotplug(u64 delay_ns)
 		apply_after(delay_ns);
 }
 
+/*
+ * Make as many cores preferred as the governor says, or, where it withholds none, as the load needs
+ * to save power.
+ */
+static __always_inline void apply_decision(u32 cores, u32 power_wants)
+{
+	bool saves = power_enabled && power_level && power_wants &&
+		     preferred_settings.mode == PREFERRED_AUTO && cores >= preferred_sums.cores;
+
+	if (saves)
+		apply_preferred(power_wants, power_level);
+	else
+		apply_preferred(cores, 0);
+}
+
 /* The timer's callback: look how much the host takes, and set which CPUs are preferred. */
 static int monitor(void *map, int *key, struct monitor_timer *timer)
 {
@@ -387,6 +418,7 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 	u64 now = scx_bpf_now();
 	u32 before = governor.cores;
 	bool is_auto = preferred_settings.mode == PREFERRED_AUTO;
+	bool steers = is_auto && steal_governs;
 	bool ended = false, alarm = false;
 	u32 cpu, cores;
 	u64 elapsed;
@@ -401,16 +433,19 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 	if (elapsed >= preferred_settings.period_ns / (2 * LOOKS)) {
 		u32 recent = observe(&input, elapsed, now);
 
+		if (power_enabled)
+			power_cores(preferred_sums.busy_in_look, preferred_sums.threads,
+				    input.total, now);
 		ended = elapsed >= preferred_settings.period_ns * (2 * LOOKS - 1) / (2 * LOOKS);
-		alarm = !ended && is_auto && is_alarming(recent);
+		alarm = !ended && steers && is_alarming(recent);
 		if (alarm)
 			input.given += ALARM_DOUBT;
 	}
 
 	if (!ended && !alarm) {
-		if (!is_auto)
+		if (!steers)
 			governor.cores = nr_cores;
-		apply_preferred(governor.cores);
+		apply_decision(governor.cores, power.state.cores);
 		return 0;
 	}
 
@@ -421,7 +456,7 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 	preferred_status.given = preferred_sums.given;
 	preferred_status.total = input.total;
 
-	if (is_auto)
+	if (steers)
 		cores = governor_next(&config, &governor, &input);
 	else
 		cores = governor.cores = nr_cores;
@@ -429,7 +464,7 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 	if (cores != before)
 		preferred_status.changes++;
 	preferred_status.direction = cores < before ? -1 : cores > before;
-	apply_preferred(cores);
+	apply_decision(cores, power.state.cores);
 	return 0;
 }
 

@@ -7,10 +7,13 @@
  * performance target instead of the kernel's own utilisation. The kernel sets that to the maximum
  * when the scheduler starts. A scheduler that sets none keeps every CPU at its highest frequency.
  *
- *   a task begins to run, 2 ms after the last look, or it needs more than the target; or a tick
- *        |
- *   utilisation := moving average of busy time, portable/perf.h
- *   no idle time for a tick?               --yes--> utilisation := all of the CPU
+ *   a task begins to run: after idle time and 4 ms after the last look, for the first time, or it
+ *   needs more than the target
+ *        |                              a tick, and no idle time for as long
+ *   utilisation := moving average            |
+ *   of busy time, portable/perf.h       utilisation := all of the CPU
+ *        |                              all is asked for, and the task may have it? --yes--> done
+ *        |<----------------------------------'
  *        |
  *   wanted := utilisation; for a CPU hog all; for a task of negative nice at least half
  *   wanted := within the task's uclamp
@@ -37,7 +40,11 @@
  * one. A CPU in deep sleep has no frequency of its own to lower; the CPUs that share its frequency
  * need to know.
  *
- * Each look is in the CPU's own memory; a switch between looks costs three comparisons and a sum.
+ * Each look is in the CPU's own memory; a switch between looks costs two comparisons. A CPU that
+ * switches without idle time does not look, because it is about to be saturated. A saturated CPU
+ * that asks for all does nothing more at its ticks, because a look takes longer than the rest of a
+ * tick.
+ *
  * The timer also writes another CPU's target. A CPU that leaves idle meanwhile reads what the
  * kernel has at its next look.
  *
@@ -50,8 +57,8 @@
 
 const volatile bool frequency_enabled = true;
 
-/* How often a CPU that switches looks at its utilisation, at most. */
-#define LOOK_INTERVAL_NS 2000000ULL
+/* How often a CPU that leaves idle looks at its utilisation, at most. */
+#define LOOK_INTERVAL_NS 4000000ULL
 
 /* Without idle time for this long, a bit less than a tick of a kernel of 250 Hz, a CPU is saturated. */
 #define SATURATED_NS 3500000ULL
@@ -61,6 +68,9 @@ const volatile bool frequency_enabled = true;
 
 /* When the timer looks after a CPU went idle: twice as long, so that one look mostly suffices. */
 #define SWEEP_INTERVAL_NS 40000000ULL
+
+/* The governor adds this part to a target: four fifths are all, and need no change to become so. */
+#define GOVERNOR_MARGIN 4
 
 /* The kernel's types, which not every vmlinux.h has: a kernel may lack CONFIG_UCLAMP_TASK. */
 struct uclamp_se___perf {
@@ -132,8 +142,15 @@ static __always_inline void want_perf(struct cpu_state *state, s32 cpu, u32 want
 		count_event(state, EVENT_TARGET_LIMITED, 1);
 }
 
+/* The next measurement counts from here. */
+static __always_inline void begin_measuring(struct cpu_state *state, u64 now)
+{
+	state->looked_at = now;
+	state->idled_when_looked = state->idled;
+}
+
 /* Measure the utilisation since the last look. */
-static __always_inline void measure(struct cpu_state *state, s32 cpu, u32 capacity, u64 now)
+static __always_inline void measure(struct cpu_state *state, s32 cpu, u64 now)
 {
 	u64 span = now - state->looked_at;
 	u64 idle = state->idled - state->idled_when_looked;
@@ -142,24 +159,27 @@ static __always_inline void measure(struct cpu_state *state, s32 cpu, u32 capaci
 	if (state->looked_at)
 		state->utilisation = utilisation_after(
 			state->utilisation,
-			level_of(busy, span, capacity, scx_bpf_cpuperf_cur(cpu)), span);
-	state->looked_at = now;
-	state->idled_when_looked = state->idled;
-	state->next_look = now + LOOK_INTERVAL_NS;
+			level_of(busy, span, state->capacity, scx_bpf_cpuperf_cur(cpu)), span);
+	begin_measuring(state, now);
 }
 
 /*
- * A tick: a CPU that has not idled for SATURATED_NS counts as used in full, because nobody knows how
- * much more its tasks would use.
+ * A tick: return whether the CPU is saturated. One that has not idled for SATURATED_NS counts as used
+ * in full, because nobody knows how much more its tasks would use.
  */
-static __always_inline void find_saturation(struct cpu_state *state, u32 capacity, u64 now)
+static __always_inline bool find_saturation(struct cpu_state *state, u64 now)
 {
 	if (state->idled != state->idled_at_tick) {
 		state->idled_at_tick = state->idled;
 		state->no_idle_since = now;
-	} else if (now - state->no_idle_since >= SATURATED_NS) {
-		state->utilisation = capacity << UTILISATION_SHIFT;
+		return false;
 	}
+	if (now - state->no_idle_since < SATURATED_NS)
+		return false;
+
+	state->utilisation = state->capacity << UTILISATION_SHIFT;
+	begin_measuring(state, now);
+	return true;
 }
 
 /*
@@ -179,25 +199,35 @@ static __always_inline u32 least_perf(const struct task_struct *p, const struct 
 	return 0;
 }
 
+/* Return the most performance that the task may have. */
+static __always_inline u32 most_perf(const struct task_struct *p)
+{
+	const struct task_struct___perf *clamped = (const void *)p;
+
+	return bpf_core_field_exists(clamped->uclamp_req) ? uclamp_of(clamped, 1) : PERF_ONE;
+}
+
 /* Look at the CPU and at the task that runs, and ask for what they need. */
 static __noinline void look_at_load(struct cpu_state *state, s32 cpu, const struct task_struct *p,
 				    struct task_state *ts, u64 now)
 {
 	const struct task_struct___perf *clamped = (const void *)p;
-	u32 capacity = scx_bpf_cpuperf_cap(cpu);
-	u32 least, most = PERF_ONE, floor = 0, wanted;
+	u32 capacity = state->capacity;
+	u32 least, most = most_perf(p), floor = 0, wanted;
 
+	state->must_look = 0;
 	state->perf_target = target_of(cpu);
-	measure(state, cpu, capacity, now);
-	if (bpf_core_field_exists(clamped->uclamp_req)) {
+	if (state->looked_at != now)
+		measure(state, cpu, now);
+	if (bpf_core_field_exists(clamped->uclamp_req))
 		floor = uclamp_of(clamped, 0);
-		most = uclamp_of(clamped, 1);
-	}
 
 	least = least_perf(p, ts, capacity);
 	wanted = state->utilisation >> UTILISATION_SHIFT;
 	if (wanted < PERF_NONE)
 		wanted = 0;
+	if (wanted + wanted / GOVERNOR_MARGIN >= capacity)
+		wanted = capacity;
 	if (wanted < least)
 		wanted = least;
 	ts->least_perf = clamp_perf(least > floor ? least : floor, 0, most);
@@ -207,25 +237,30 @@ static __noinline void look_at_load(struct cpu_state *state, s32 cpu, const stru
 	 * A kernel thread that has seen no tick raises nothing: it mostly runs for microseconds, and
 	 * would ask for what tasks of a lower uclamp use here.
 	 */
-	if (p->flags & PF_KTHREAD && !ts->ticks && wanted > state->perf_target)
+	if (p->flags & PF_KTHREAD && !ts->ticks && wanted > state->perf_target) {
+		state->must_look = 1;
 		return;
+	}
 
 	want_perf(state, cpu, wanted, capacity, now);
 }
 
 /*
- * A task begins to run. Look if the last look is LOOK_INTERVAL_NS old; at once if this task needs
+ * A task begins to run. Look if the CPU has idled and the last look is old; also if this task needs
  * more than the target, because it would run slowly until the next look.
  */
 static __always_inline void perf_task_begins(struct cpu_state *state, s32 cpu,
 					     const struct task_struct *p, struct task_state *ts,
 					     u64 now)
 {
-	if (frequency_enabled && (now >= state->next_look || ts->least_perf > state->perf_target))
+	if (frequency_enabled && (state->must_look || ts->least_perf > state->perf_target))
 		look_at_load(state, cpu, p, ts, now);
 }
 
-/* A tick while a task of ours runs. */
+/*
+ * A tick while a task of ours runs. If the CPU has idled lately, the task that ran next has looked,
+ * or the last look is not old.
+ */
 static __always_inline void perf_tick(struct cpu_state *state, s32 cpu, const struct task_struct *p,
 				      struct task_state *ts)
 {
@@ -235,8 +270,13 @@ static __always_inline void perf_tick(struct cpu_state *state, s32 cpu, const st
 		return;
 
 	now = rq_now(cpu);
-	find_saturation(state, scx_bpf_cpuperf_cap(cpu), now);
-	look_at_load(state, cpu, p, ts, now);
+	if (!find_saturation(state, now))
+		return;
+
+	if (state->perf_target != state->capacity || most_perf(p) < state->capacity)
+		look_at_load(state, cpu, p, ts, now);
+	else if (is_hog(ts))
+		ts->least_perf = state->capacity;
 }
 
 /*
@@ -248,14 +288,11 @@ static __always_inline void perf_tick(struct cpu_state *state, s32 cpu, const st
 static __always_inline void perf_lost(struct cpu_state *state, s32 cpu,
 				      const struct scx_cpu_release_args *args)
 {
-	u32 capacity;
-
 	if (!frequency_enabled ||
 	    (args->reason != SCX_CPU_PREEMPT_RT && args->reason != SCX_CPU_PREEMPT_DL))
 		return;
 
-	capacity = scx_bpf_cpuperf_cap(cpu);
-	want_perf(state, cpu, capacity, capacity, rq_now(cpu));
+	want_perf(state, cpu, state->capacity, state->capacity, rq_now(cpu));
 }
 
 /* Set the timer, unless another CPU has. */
@@ -279,11 +316,19 @@ static __always_inline void perf_idle_begins(const struct cpu_state *state)
 		start_sweep();
 }
 
-/* Add the idle period that ends to the CPU's sum. Call this before end_idle(), which forgets it. */
+/*
+ * Add the idle period that ends to the CPU's sum, and have the next task look if the last look is
+ * old. Call this before end_idle(), which forgets the period.
+ */
 static __always_inline void perf_idle_ends(struct cpu_state *state, u64 now)
 {
-	if (frequency_enabled && state->idle_since)
+	if (!frequency_enabled)
+		return;
+
+	if (state->idle_since)
 		state->idled += now - state->idle_since;
+	if (now - state->looked_at >= LOOK_INTERVAL_NS)
+		state->must_look = 1;
 }
 
 /*
@@ -306,10 +351,19 @@ static __always_inline bool lower_idle_cpu(s32 cpu, u64 now)
 
 	scx_bpf_cpuperf_set(cpu, 0);
 	WRITE_ONCE(state->perf_target, target_of(cpu));
-	WRITE_ONCE(state->next_look, 0);
+	WRITE_ONCE(state->must_look, 1);
 	count_event(state_here(), EVENT_TARGET_SET, 1);
 	count_event(state_here(), EVENT_TARGET_IDLE, 1);
 	return false;
+}
+
+/*
+ * Note the capacity of a CPU, because the kernel's function takes as long as a switch may cost. It
+ * seldom changes: when a driver for frequencies is loaded, on hybrid machines.
+ */
+static __always_inline void note_capacity(s32 cpu)
+{
+	WRITE_ONCE(state_of(cpu)->capacity, scx_bpf_cpuperf_cap(cpu));
 }
 
 /* The timer: lower the targets of idle CPUs, and come back for those that have idled too shortly. */
@@ -321,6 +375,7 @@ static int sweep_targets(void *map, u32 *key, struct sweep_timer *timer)
 
 	WRITE_ONCE(sweep.is_set, 0);
 	bpf_for(cpu, 0, nr_cpus) {
+		note_capacity(cpu);
 		if (lower_idle_cpu(cpu, now))
 			is_left = true;
 	}
@@ -340,6 +395,7 @@ static __always_inline s32 start_perf(void)
 		return err;
 
 	bpf_for(cpu, 0, nr_cpus) {
+		note_capacity(cpu);
 		set_target(state_of(cpu), cpu, 0);
 	}
 

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * power.bpf.h - mechanism "power": with little load, work stays on few cores.
+ *
+ * Idea: preferred CPUs (guest/preferred.bpf.h) keep tasks on a part of the cores. In a guest the
+ * host says how many; here it is the load, so that the other cores stay in deep idle.
+ *
+ *   the monitor looks, 8 times a period:
+ *   busy time of the preferred CPUs -> portable/power.h -> the first so many cores of
+ *                                                          frugal_core_at_rank[] are preferred
+ *
+ *   a tick: tasks wait here as at the tick before, and
+ *   the CPU has not idled for long?   ------ yes ------>   all CPUs are preferred, at once
+ *
+ * In that order come whole cores LLC by LLC, and on a hybrid machine the slow ones first.
+ *
+ * To open all CPUs is one write, because is_restricted() asks for the number of withheld CPUs. The
+ * monitor adjusts the rest at its next look. If it was just about to write that number, too, the
+ * next tick opens the CPUs again.
+ *
+ * The mechanism rests while the steal governor uses fewer cores than there are, or user space or
+ * the kernel says which CPUs are preferred: one set of CPUs has one reason.
+ *
+ * What it does not do: move interrupts, see ticks of a CPU that a real-time task has taken.
+ */
+#ifndef __MAGPIE_POWER_BPF_H
+#define __MAGPIE_POWER_BPF_H
+
+const volatile bool power_enabled = true;
+
+/* Place of the first CPU of each core, in the order in which a machine that saves power uses them. */
+const volatile u16 frugal_core_at_rank[MAX_CPUS];
+
+/* How long a CPU may have waiting tasks without an idle moment before all CPUs are preferred. */
+#define SAVER_WAIT_NS 10000000ULL
+#define BALANCED_WAIT_NS 6000000ULL
+
+/* User space changes it while the scheduler runs: enum power_level. */
+u32 power_level = POWER_PERFORMANCE;
+
+/* The monitor's, but for @waited, which ticks set. */
+struct {
+	struct power_state state;
+	u64 looked_at;
+	u32 waited;
+} power;
+
+/* A tick, before the queue is offered to idle CPUs: open all CPUs if tasks have waited for long. */
+static __always_inline void open_if_tasks_wait(struct cpu_state *state, s32 cpu)
+{
+	u64 wait;
+
+	if (!power_enabled || !READ_ONCE(preferred_status.power) || !state->waiting ||
+	    !READ_ONCE(preferred_status.withheld) || !scx_bpf_dsq_nr_queued(cpu))
+		return;
+
+	wait = power_level == POWER_SAVER ? SAVER_WAIT_NS : BALANCED_WAIT_NS;
+	if (rq_now(cpu) - state->busy_since < wait)
+		return;
+
+	WRITE_ONCE(power.waited, 1);
+	WRITE_ONCE(preferred_status.withheld, 0);
+	count_event(state, EVENT_POWER_OPEN, 1);
+}
+
+/*
+ * The monitor looks: return how many of @total cores are preferred to save power. @busy_ns: of the
+ * preferred CPUs since the last look; @threads: online CPUs.
+ */
+static __always_inline u32 power_cores(u64 busy_ns, u32 threads, u32 total, u64 now)
+{
+	u64 core_ns = (now - power.looked_at) * threads / (total ?: 1) ?: 1;
+	u32 before = power.state.cores;
+	bool waited = READ_ONCE(power.waited);
+	u32 cores;
+
+	WRITE_ONCE(power.waited, 0);
+	power.looked_at = now;
+	cores = power_next(&power.state, power_level, total, busy_ns * 100 / core_ns, waited);
+	if (before && cores != before)
+		count_event(state_here(), EVENT_POWER_CHANGE, 1);
+	return cores;
+}
+
+#endif /* __MAGPIE_POWER_BPF_H */

@@ -1,0 +1,156 @@
+//! Power: with little load, work stays on few cores, and all CPUs are used as soon as tasks wait.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result, ensure};
+use magpie_lab::Guest;
+use magpie_tests::scheduler::{VT8_NODES, boot_for_magpie, json, number, shell, under};
+
+/// Two LLCs of four cores of two threads, in virtual time.
+const VT16: &str = "vt16";
+
+/// Records where threads of loads begin to run.
+const PREPARE: &str = "mount -t tracefs none /sys/kernel/tracing 2>/dev/null; \
+    cd /sys/kernel/tracing && echo 0 > tracing_on && \
+    echo 'next_comm == \"magpie-load\"' > events/sched/sched_switch/filter && \
+    echo 1 > events/sched/sched_switch/enable";
+
+/// A machine, and a load of frames that keeps about 15 % of it busy.
+struct Machine {
+    name: &'static str,
+    /// How many CPUs a core has; their numbers are neighbours.
+    threads: u32,
+    cores: usize,
+    frames: &'static str,
+}
+
+const MACHINES: [Machine; 2] = [
+    Machine {
+        name: VT16,
+        threads: 2,
+        cores: 8,
+        frames: "magpie-load frames --clients 16 --draw-operations 190000 --compose-operations 2000",
+    },
+    Machine {
+        name: VT8_NODES,
+        threads: 1,
+        cores: 8,
+        frames: "magpie-load frames --clients 8 --draw-operations 75000 --compose-operations 1000",
+    },
+];
+
+/// Reads the trace: when a thread began to run, and on which CPU.
+fn read_trace(guest: &mut Guest) -> Result<Vec<(f64, u32)>> {
+    let text = shell(guest, "grep -v '^#' /sys/kernel/tracing/trace")?;
+    let begins = text.lines().map(|line| {
+        let (_, rest) = line.split_once('[').context("no CPU")?;
+        let (cpu, rest) = rest.split_once(']').context("no CPU")?;
+        let (at, _) = rest.split_once(": ").context("no time")?;
+        let at = at.split_whitespace().last().context("no time")?;
+        Ok((at.parse()?, cpu.parse()?))
+    });
+    begins.collect()
+}
+
+/// Returns the average number of cores on which the load ran in each second, and how many frames
+/// were missed. Prints both.
+fn cores_touched(guest: &mut Guest, machine: &Machine, name: &str) -> Result<(f64, f64)> {
+    let script = format!(
+        "cd /sys/kernel/tracing; (sleep 3; echo > trace; echo 1 > tracing_on; sleep 3; \
+         echo 0 > tracing_on) & {} --seconds 7 --json; code=$?; wait; [ $code = 0 -o $code = 2 ]",
+        machine.frames
+    );
+    let told = json(guest, &script)?;
+    let mut seconds: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
+    let begins = read_trace(guest)?;
+    let (first, _) = begins.first().context("the load never ran")?;
+    for (at, cpu) in &begins {
+        let second = (at - first) as u64;
+        seconds
+            .entry(second)
+            .or_default()
+            .insert(cpu / machine.threads);
+    }
+    let whole = seconds.range(..3).map(|(_, cores)| cores.len() as f64);
+    let touched = whole.sum::<f64>() / 3.0;
+    println!(
+        "{}, {name}: {touched:.1} cores a second; {told}",
+        machine.name
+    );
+    Ok((touched, number(&told, "/missed")?))
+}
+
+/// Starts hogs while the machine uses few cores. Fails unless all CPUs run some soon after them.
+fn a_burst_opens_all(guest: &mut Guest, machine: &Machine, within: f64) -> Result<()> {
+    let hogs = 2 * machine.cores * machine.threads as usize;
+    // All wake at the same moment, because starting so many takes longer than what is measured.
+    let script = format!(
+        "cd /sys/kernel/tracing; pids=; for i in $(seq {hogs}); do \
+         magpie-load burn >/dev/null 2>&1 & pids=\"$pids $!\"; done; kill -STOP $pids; sleep 4; \
+         echo > trace; echo 1 > tracing_on; kill -CONT $pids; sleep 0.2; echo 0 > tracing_on; \
+         kill $pids; wait"
+    );
+    shell(guest, &script)?;
+    let mut first: BTreeMap<u32, f64> = BTreeMap::new();
+    for (at, cpu) in read_trace(guest)? {
+        first.entry(cpu).or_insert(at);
+    }
+    let mut times: Vec<_> = first.values().copied().collect();
+    times.sort_by(f64::total_cmp);
+    let begin = times.first().context("no hog ran")?;
+    let all = times.last().context("no hog ran")? - begin;
+    let most = times[times.len() - 2] - begin;
+    println!(
+        "{}: a burst used all CPUs but one within {:.1} ms, all {} within {:.1} ms",
+        machine.name,
+        most * 1e3,
+        first.len(),
+        all * 1e3
+    );
+    ensure!(
+        first.len() == machine.cores * machine.threads as usize,
+        "{first:?}"
+    );
+    // The last one, idle beside waiting tasks, was seen to need 51 ms.
+    ensure!(most <= within && all <= 0.1, "{first:?}");
+    Ok(())
+}
+
+fn saves_on(machine: &Machine) -> Result<()> {
+    let mut guest = boot_for_magpie(machine.name, |_| {})?;
+    shell(&mut guest, PREPARE)?;
+    let (eevdf, missed) = cores_touched(&mut guest, machine, "eevdf")?;
+    for (option, share, within) in [
+        ("--power saver", 0.7, 0.030),
+        ("--power balanced", 1.0, 0.020),
+        ("--power performance", 2.0, 0.020),
+    ] {
+        under(&mut guest, &format!("scx_magpie {option}"), |guest| {
+            let (touched, also_missed) = cores_touched(guest, machine, option)?;
+            let status = json(guest, "scx_magpie preferred --json")?;
+            ensure!(
+                touched <= share * eevdf,
+                "{option} touched {touched}: {status}"
+            );
+            ensure!(
+                also_missed <= missed,
+                "{option} missed {also_missed} frames"
+            );
+            let saves = status["power_rules"] == 1;
+            ensure!(saves || option != "--power saver", "{status}");
+            ensure!(!saves || option != "--power performance", "{status}");
+            a_burst_opens_all(guest, machine, within)
+        })?;
+    }
+    guest.into_guest().shutdown()
+}
+
+#[test]
+fn little_load_stays_on_few_cores_of_two_llcs() -> Result<()> {
+    saves_on(&MACHINES[0])
+}
+
+#[test]
+fn little_load_stays_on_few_cores_of_two_nodes() -> Result<()> {
+    saves_on(&MACHINES[1])
+}
