@@ -29,7 +29,9 @@ pub struct VirtualTime {
     /// (`lab/vtime/host.c`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub physical_cpus: Option<u32>,
-    /// For how long a CPU has a physical CPU while others wait for one, in virtual nanoseconds.
+    /// For how long a CPU has a physical CPU while others wait for one, in virtual nanoseconds. The
+    /// default is the slice of Linux's fair scheduler on 8 CPUs and more; it does not keep step with
+    /// the guest's ticks.
     pub host_slice_ns: u64,
     /// Caches, and what memory costs. Without it every access costs the same.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -50,7 +52,7 @@ impl Default for VirtualTime {
             deterministic: false,
             hang_seconds: 60,
             physical_cpus: None,
-            host_slice_ns: 3_000_000,
+            host_slice_ns: 2_800_000,
             memory: None,
         }
     }
