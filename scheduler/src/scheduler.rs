@@ -32,8 +32,9 @@ use crate::stats::{self, Answer, Request};
 /// How soon a request, a wish to stop, or the kernel's decision to stop is seen.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How soon a change of the power profile is seen.
-const POWER_INTERVAL: Duration = Duration::from_secs(1);
+/// How soon a change of the power profile is seen. Not sooner, because drivers interrupt each CPU to
+/// read its energy-performance preference.
+const POWER_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Where scx_stats serves. The socket is removed at the end: tools would connect to one left
 /// behind, and wait.

@@ -16,7 +16,7 @@ u64 magpie_average_add(u64 average, u64 sample);
 bool magpie_is_repeated(u64 sum, u64 longest);
 u64 magpie_punctual_after(u64 punctual, u64 delay, u64 interval);
 u64 magpie_late_after(u64 punctual);
-u64 magpie_late_time(u64 delay, u64 average, u64 after, u64 interval);
+u64 magpie_late_time(u64 delay, u64 excess, u64 after, u64 interval);
 u32 magpie_weight_of_nice(s32 nice);
 u64 magpie_weight_to_rate(u32 weight);
 u64 magpie_virtual_time(u64 ns, u64 rate);
@@ -43,9 +43,9 @@ u64 magpie_late_after(u64 punctual)
 	return late_after(punctual);
 }
 
-u64 magpie_late_time(u64 delay, u64 average, u64 after, u64 interval)
+u64 magpie_late_time(u64 delay, u64 excess, u64 after, u64 interval)
 {
-	return late_time(delay, average, after, interval);
+	return late_time(delay, excess, after, interval);
 }
 
 u32 magpie_weight_of_nice(s32 nice)

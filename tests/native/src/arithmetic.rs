@@ -6,7 +6,7 @@ mod ffi {
         pub safe fn magpie_is_repeated(sum: u64, longest: u64) -> bool;
         pub safe fn magpie_punctual_after(punctual: u64, delay: u64, interval: u64) -> u64;
         pub safe fn magpie_late_after(punctual: u64) -> u64;
-        pub safe fn magpie_late_time(delay: u64, average: u64, after: u64, interval: u64) -> u64;
+        pub safe fn magpie_late_time(delay: u64, excess: u64, after: u64, interval: u64) -> u64;
         pub fn magpie_weight_of_nice(nice: i32) -> u32;
         pub safe fn magpie_weight_to_rate(weight: u32) -> u64;
         pub safe fn magpie_virtual_time(ns: u64, rate: u64) -> u64;
@@ -35,10 +35,10 @@ pub fn late_after(punctual: u64) -> u64 {
     ffi::magpie_late_after(punctual)
 }
 
-/// Returns the time, ns, for which a tick stands that is `delay` late. `average` is that of such
-/// delays shorter than the `interval` of ticks, `after` is [`late_after`].
-pub fn late_time(delay: u64, average: u64, after: u64, interval: u64) -> u64 {
-    ffi::magpie_late_time(delay, average, after, interval)
+/// Returns the time, ns, for which a tick stands that is `delay` late. `excess` is by how much more
+/// than `after`, [`late_after`], such delays are on average, of those shorter than the `interval`.
+pub fn late_time(delay: u64, excess: u64, after: u64, interval: u64) -> u64 {
+    ffi::magpie_late_time(delay, excess, after, interval)
 }
 
 /// The weight of a nice value. Panics outside of -20..=19.

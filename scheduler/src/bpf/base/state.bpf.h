@@ -53,9 +53,10 @@ struct cpu_state {
 	u64 pace; /* of the clock, moving average, or 0; see balance/balance.bpf.h */
 	u32 waiting; /* queued tasks at the last tick, 0 if none may run elsewhere */
 	u32 walked; /* tasks of a queue that a loop has visited; in memory for the verifier */
-	u64 woke_at; /* when a task here last woke another one; see guest/late_ticks.bpf.h */
+	u64 next_tick; /* when it is due; see guest/late_ticks.bpf.h */
+	u64 woke_at; /* when a task here first woke another one since a tick was due */
 	u64 punctual; /* least delay of recent ticks, ns; see portable/steal.h */
-	u64 avg_delay; /* moving average of ticks' delays that are shorter than their interval, ns */
+	u64 avg_excess; /* by how much late ticks are later than counts as late, moving average, ns */
 	u64 late_ns; /* time that the host withheld, by late ticks */
 	u64 window_late_ns; /* that sum when the current collection began */
 	u64 longest_late_ns; /* what the longest delay since then added */
@@ -97,6 +98,7 @@ struct cpu_state cpu_states[MAX_CPUS];
  */
 struct llc_state {
 	u64 clock;
+	u64 normal_tick_at; /* when a task that is not light last had a tick; see queue/fair.bpf.h */
 	u64 paces; /* sum of its CPUs' */
 	u64 next_rotation; /* when one of its CPUs may pull from an LLC with a slower pace again */
 	u64 next_duty; /* when one of its CPUs scans other LLCs again */

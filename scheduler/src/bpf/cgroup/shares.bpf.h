@@ -44,6 +44,7 @@ const volatile u64 share_interval_ns = 10000000;
 #define LONGEST_PART_NS 100000ULL
 #define PART_PAUSE_NS 200000ULL
 #define CGROUPS_AT_ONCE 64
+#define ENTRIES_AT_ONCE 16 /* of each row: a cache line of each CPU */
 
 /*
  * The weights of a cgroup's tasks that became runnable on a CPU, less those that went to sleep
@@ -177,13 +178,25 @@ __noinline int add_row(u32 cpu, u32 from, u32 end)
 	return 0;
 }
 
+/*
+ * Add the entries [from, end) of all rows. All at once, because a single row means nothing: a task
+ * counts in the row of its waker's CPU and is taken out of that where it sleeps.
+ */
+static __always_inline void add_rows(u32 from, u32 end)
+{
+	u32 cpu;
+
+	bpf_for(cpu, 0, nr_cpus)
+		add_row(cpu, from, end);
+}
+
 /* Mark a cgroup with active tasks as active, and each cgroup on the way to the root. */
 __noinline int mark_active(u32 slot)
 {
 	struct cgroup_state *state = cgroup_at(slot);
 	u32 level;
 
-	if (!state->now)
+	if ((s32)state->now <= 0)
 		return 0;
 
 	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
@@ -197,13 +210,18 @@ __noinline int mark_active(u32 slot)
 	return 0;
 }
 
-/* Update a cgroup's averages, and add its weight to the sum that its siblings divide by. */
+/*
+ * Update a cgroup's averages, and add its weight to the sum that its siblings divide by. A task that
+ * became runnable on one CPU and sleeps on another while the rows are added up may make the sum
+ * negative.
+ */
 __noinline int note_activity(u32 slot)
 {
 	struct cgroup_state *state = cgroup_at(slot);
-	u64 now = (u64)state->now << ACTIVE_SHIFT;
+	u64 now = (s32)state->now > 0 ? (u64)state->now << ACTIVE_SHIFT : 0;
 	bool is_active = state->round == share_sums.round;
 
+	state->now = 0;
 	if (!is_active && state->activity < ACTIVITY_NONE) {
 		state->activity = state->own_activity = 0;
 		return 0;
@@ -217,7 +235,6 @@ __noinline int note_activity(u32 slot)
 	if (!now && state->own_activity < ACTIVITY_NONE)
 		state->own_activity = 0;
 	state->activity = activity_add(state->activity, is_active);
-	state->now = 0;
 
 	state->sum += activity_weight(state->active >> ACTIVE_SHIFT, state->own_activity);
 	if (slot != ROOT_SLOT)
@@ -297,14 +314,14 @@ static __always_inline void update_cgroups(u32 step, u32 from, u32 end)
 }
 
 /*
- * Go on with an update where the last call left it, for a few cgroups; whether it is complete. The
- * steps are one for each CPU's row and then four, each of them for all cgroups.
+ * Go on with an update where the last call left it, for a few cgroups; whether it is complete. Each of
+ * the five steps is for all cgroups.
  */
 __noinline bool update_some(void)
 {
 	u32 step = share_sums.step;
 	u32 from = share_sums.slot;
-	u32 end = from + CGROUPS_AT_ONCE;
+	u32 end = from + (step ? CGROUPS_AT_ONCE : ENTRIES_AT_ONCE);
 	u32 slots = READ_ONCE(nr_cgroup_slots);
 	bool is_last = end >= slots;
 
@@ -312,16 +329,16 @@ __noinline bool update_some(void)
 		end = slots;
 	if (!step && !from)
 		begin_update();
-	if (step < nr_cpus)
-		add_row(step, from, end);
+	if (!step)
+		add_rows(from, end);
 	else
-		update_cgroups(step - nr_cpus, from, end);
+		update_cgroups(step - 1, from, end);
 
 	share_sums.slot = is_last ? 0 : end;
 	if (!is_last)
 		return false;
 
-	share_sums.step = step < nr_cpus + 3 ? step + 1 : 0;
+	share_sums.step = step < 4 ? step + 1 : 0;
 	return !share_sums.step;
 }
 

@@ -10,10 +10,10 @@
  *
  *   tick, late_after() of what was due? --no--> nothing
  *        | yes
- *   a wakeup from here meanwhile?      --yes--> late since that wakeup, at most
+ *   a wakeup from here meanwhile?      --yes--> late until the first one only
  *        |
  *   time withheld := that between two ticks, for this one and for each that was due meanwhile
- *                    (late_time() in portable/steal.h)
+ *                    and as much more as short delays hide (late_time() in portable/steal.h)
  *        |
  *   that of about a second at least three times the most of one delay?
  *        | yes                         --no--> chance, the host took nothing
@@ -26,12 +26,13 @@
  *
  * What it does not do: see a vCPU that the host withholds for less than LATE_NS at a time, or one
  * that was woken and waits for the host to run it. Where the vCPU's timer is late now and then while
- * the vCPU has a CPU, as in an emulator on a busy host, the estimate is too high.
+ * the vCPU has a CPU, as in an emulator on a busy host, the estimate is too high. CPUs without ticks
+ * (nohz_full) say next to nothing.
  */
 #ifndef __MAGPIE_LATE_TICKS_BPF_H
 #define __MAGPIE_LATE_TICKS_BPF_H
 
-extern struct tick_sched tick_cpu_sched __ksym;
+extern struct tick_sched tick_cpu_sched __ksym __weak;
 
 /*
  * For how long delays are collected before their sum is compared with the longest one. A governor's
@@ -41,40 +42,59 @@ extern struct tick_sched tick_cpu_sched __ksym;
 
 u64 late_window_end; /* written by the monitor's timer */
 
-/* A task on this CPU wakes another one, so the CPU runs. */
+/*
+ * A task on this CPU wakes another one: if the next tick is due and has not come, the CPU runs with
+ * interrupts off, and the host withholds nothing. The first such wakeup counts. The last would hide
+ * what the host withholds, because timers that wake sleepers expire in the tick's own interrupt.
+ */
 static __always_inline void note_wakeup(struct cpu_state *state, u64 now)
 {
-	if (preferred_enabled)
+	if (preferred_enabled && is_before(state->woke_at, state->next_tick) &&
+	    !is_before(now, state->next_tick))
 		state->woke_at = now;
 }
 
-/* Return how long ago the tick that calls this was due, ns, or 0 if this is not the tick's timer. */
+/*
+ * Return how long ago the tick that calls this was due, ns. 0 if that is not known: the caller is
+ * another timer, or the kernel's ticks have no timer of their own.
+ */
 static __always_inline u64 tick_delay(void)
 {
-	const struct tick_sched *tick = bpf_this_cpu_ptr(&tick_cpu_sched);
-	s64 delay = bpf_ktime_get_ns() - tick->sched_timer._softexpires;
+	const struct tick_sched *tick;
+	s64 due, delay;
 
-	return delay > 0 ? delay : 0;
+	if (!bpf_ksym_exists(&tick_cpu_sched))
+		return 0;
+
+	tick = bpf_this_cpu_ptr(&tick_cpu_sched);
+	due = tick->sched_timer._softexpires;
+	delay = bpf_ktime_get_ns() - due;
+
+	return due && delay > 0 ? delay : 0;
 }
 
-/* A tick on a busy CPU at @now: if it is late, add the ticks that were due since. */
+/* A tick on a busy CPU at @now: if it is late, add the time for which it stands. */
 static __always_inline void note_tick(struct cpu_state *state, u64 now)
 {
 	u64 interval = 1000000000ULL / CONFIG_HZ;
 	u64 delay = tick_delay();
-	u64 unseen = now - state->woke_at;
+	u64 due = now - delay;
 	u64 after, late;
 
+	if (!delay)
+		return;
+
+	state->next_tick = due + (delay / interval + 1) * interval;
 	state->punctual = punctual_after(state->punctual, delay, interval);
 	after = late_after(state->punctual);
-	if (delay > unseen)
-		delay = unseen;
+	if (!is_before(state->woke_at, due))
+		delay = state->woke_at - due;
 	if (delay < after)
 		return;
 
 	if (delay < interval)
-		state->avg_delay = average_add(state->avg_delay ?: delay, delay);
-	late = late_time(delay, state->avg_delay, after, interval);
+		state->avg_excess = average_add(state->avg_excess ?: delay - after, delay - after);
+	late = late_time(delay, state->avg_excess, after, interval);
 	state->late_ns += late;
 	if (late > state->longest_late_ns)
 		state->longest_late_ns = late;
@@ -98,13 +118,10 @@ static __always_inline void note_idle(struct cpu_state *state, u64 now)
 	state->busy_since = 0;
 }
 
-/* The time that the host took since the governor's period began. */
-static __always_inline u64 late_in_period(const struct cpu_state *state)
+/* Return whether the host withholds the CPU again and again. */
+static __always_inline bool is_late_repeatedly(const struct cpu_state *state)
 {
-	if (!is_repeated(state->late_ns - state->window_late_ns, state->longest_late_ns))
-		return 0;
-
-	return state->late_ns - state->seen_late_ns;
+	return is_repeated(state->late_ns - state->window_late_ns, state->longest_late_ns);
 }
 
 /*

@@ -76,10 +76,7 @@ struct {
 
 struct governor_state governor;
 
-/* The last look: when it was, and what the host had taken in its period, ns. */
-struct {
-	u64 at, taken;
-} last_look;
+u64 last_look;
 
 /* Return whether any of @size places from @first on has a usable CPU. */
 static __always_inline bool is_core_online(u32 first, u32 size)
@@ -142,7 +139,8 @@ static __always_inline void set_preferred(u32 cpu, bool preferred)
  */
 struct preferred_sums {
 	u64 busy, late, steal; /* of the preferred CPUs, ns */
-	u64 busy_in_look; /* of the preferred CPUs since the last look, ns */
+	/* Of the preferred CPUs since the last look, ns. */
+	u64 busy_in_look, late_in_look, steal_in_look;
 	u64 longest_busy; /* of the preferred CPU that was busy for longest */
 	u32 given; /* average number of busy cores without the time that the host took, 1/100 */
 	u32 counted; /* preferred CPUs */
@@ -266,7 +264,10 @@ __noinline int observe_cpu(u32 cpu)
 		preferred_sums.busy += busy_ns;
 		if (preferred_sums.longest_busy < busy_ns)
 			preferred_sums.longest_busy = busy_ns;
-		preferred_sums.late += late_in_period(state);
+		preferred_sums.late_in_look += state->late_ns - state->now_late_ns;
+		preferred_sums.steal_in_look += steal_ns - state->now_steal_ns;
+		if (is_late_repeatedly(state))
+			preferred_sums.late += state->late_ns - state->seen_late_ns;
 		preferred_sums.steal += steal_ns - state->seen_steal_ns;
 	} else {
 		state->now_busy_ns = busy_ns;
@@ -288,8 +289,6 @@ static __always_inline void end_period(u64 now)
 {
 	bool collects_anew = !time_before(now, late_window_end);
 	u32 cpu;
-
-	last_look.taken = 0;
 
 	if (collects_anew)
 		late_window_end = now + LATE_WINDOW_NS;
@@ -322,6 +321,7 @@ static __always_inline u32 observe(struct governor_input *input, u64 elapsed, u6
 {
 	struct preferred_sums *sums = &preferred_sums;
 	u64 taken, threads, core_ns, recent, span;
+	bool is_told;
 	u32 cpu;
 
 	__builtin_memset(sums, 0, sizeof(*sums));
@@ -329,14 +329,15 @@ static __always_inline u32 observe(struct governor_input *input, u64 elapsed, u6
 		observe_cpu(cpu);
 
 	preferred_status.source = steal_source();
-	taken = preferred_status.source == STEAL_SOURCE_KERNEL ? sums->steal : sums->late;
+	is_told = preferred_status.source == STEAL_SOURCE_KERNEL;
+	taken = is_told ? sums->steal : sums->late;
 	if (taken > sums->busy)
 		taken = sums->busy;
 
-	recent = taken > last_look.taken ? taken - last_look.taken : 0;
-	span = now - last_look.at;
-	last_look.taken = taken;
-	last_look.at = now;
+	/* Late ticks that are chance in the period are in the look, too. */
+	recent = is_told ? sums->steal_in_look : taken ? sums->late_in_look : 0;
+	span = now - last_look;
+	last_look = now;
 
 	/* The time that a core can give in this period, all its siblings together. */
 	input->total = sums->cores ?: 1;
@@ -430,7 +431,7 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 	bpf_timer_start(&timer->timer, preferred_settings.period_ns / LOOKS, 0);
 
 	/* After apply_after(), the time since the last look may be too short to judge by. */
-	if (elapsed >= preferred_settings.period_ns / (2 * LOOKS)) {
+	if (now - last_look >= preferred_settings.period_ns / (2 * LOOKS)) {
 		u32 recent = observe(&input, elapsed, now);
 
 		if (power_enabled)

@@ -47,20 +47,20 @@ static inline u64 late_after(u64 punctual)
 }
 
 /*
- * Return the time, ns, for which a late tick stands. @delay: how late it is. @average: the average of
- * such delays that are shorter than the @interval of ticks. @after: late_after().
+ * Return the time, ns, for which a late tick stands. @delay: how late it is. @excess: by how much more
+ * than @after, late_after(), such delays are, on average of those shorter than the @interval of ticks.
  */
-static inline u64 late_time(u64 delay, u64 average, u64 after, u64 interval)
+static inline u64 late_time(u64 delay, u64 excess, u64 after, u64 interval)
 {
 	u64 most = interval * MOST_UNSEEN;
 	u64 scaled;
 
 	if (delay >= interval)
 		return (delay / interval + 1) * interval;
-	if (average <= after)
+	if (!excess)
 		return most;
 
-	scaled = interval * (2 * average - after) / (2 * (average - after));
+	scaled = interval * (2 * excess + after) / (2 * excess);
 	return scaled < most ? scaled : most;
 }
 

@@ -9,8 +9,8 @@
  *   busy time of the preferred CPUs -> portable/power.h -> the first so many cores of
  *                                                          frugal_core_at_rank[] are preferred
  *
- *   a tick: tasks wait here as at the tick before, and
- *   the CPU has not idled for long?   ------ yes ------>   all CPUs are preferred, at once
+ *   a tick: tasks wait here as at the tick before, the
+ *   first may use all CPUs, and this one has not idled?   ------ yes ------>   all CPUs are preferred, at once
  *
  * In that order come whole cores LLC by LLC, and on a hybrid machine the slow ones first.
  *
@@ -21,7 +21,8 @@
  * The mechanism rests while the steal governor uses fewer cores than there are, or user space or
  * the kernel says which CPUs are preferred: one set of CPUs has one reason.
  *
- * What it does not do: move interrupts, see ticks of a CPU that a real-time task has taken.
+ * What it does not do: move interrupts, see ticks of a CPU that a real-time task has taken, open all
+ * CPUs for tasks whose affinity is bounded: such tasks may wait for ever whatever else idles.
  */
 #ifndef __MAGPIE_POWER_BPF_H
 #define __MAGPIE_POWER_BPF_H
@@ -45,6 +46,20 @@ struct {
 	u32 waited;
 } power;
 
+/* Return whether the first task of a CPU's queue may use all CPUs, so that to open them helps it. */
+__noinline bool is_first_unbound(s32 cpu)
+{
+	struct task_struct *p;
+	bool unbound = false;
+
+	bpf_for_each(scx_dsq, p, cpu, 0) {
+		unbound = p->nr_cpus_allowed >= nr_cpus;
+		break;
+	}
+
+	return unbound;
+}
+
 /* A tick, before the queue is offered to idle CPUs: open all CPUs if tasks have waited for long. */
 static __always_inline void open_if_tasks_wait(struct cpu_state *state, s32 cpu)
 {
@@ -55,7 +70,7 @@ static __always_inline void open_if_tasks_wait(struct cpu_state *state, s32 cpu)
 		return;
 
 	wait = power_level == POWER_SAVER ? SAVER_WAIT_NS : BALANCED_WAIT_NS;
-	if (rq_now(cpu) - state->busy_since < wait)
+	if (rq_now(cpu) - state->busy_since < wait || !is_first_unbound(cpu))
 		return;
 
 	WRITE_ONCE(power.waited, 1);

@@ -8,14 +8,15 @@
  * 1 and 10000 on two levels make it days. So a task that has waited for LONGEST_WAIT_NS is *overdue*:
  * its debt is forgiven, and it is due at once.
  *
- *   tick, last look a second ago?   --yes--> the next dispatch looks, from the queue's end
- *   a task there waits for too long? --yes--> due at the clock; the next look comes soon
+ *   tick, last look a second ago?   --yes--> the next dispatch looks for the task that waits for
+ *                                            longest
+ *   does it wait for too long?      --yes--> due at the clock; the next look comes soon
  *
- * Looks that find a task follow each other every few ticks, so that thousands of light tasks
- * together take a part of the CPU only.
+ * Looks that find a task follow each other every few ticks, so that many light tasks together take a
+ * part of the CPU only, and at every tick once a task has waited for three times as long.
  *
- * What it does not do: look at more than TASKS_SEARCHED tasks. A round of a queue that is longer takes
- * three seconds or more anyway.
+ * What it does not do: look at more than the last TASKS_SEARCHED tasks of a queue; hurry more than one
+ * task a tick, so that of thousands of light tasks on one CPU some still wait for too long.
  */
 #ifndef __MAGPIE_OVERDUE_BPF_H
 #define __MAGPIE_OVERDUE_BPF_H
@@ -32,12 +33,16 @@ static __always_inline void look_for_overdue_when_due(struct cpu_state *state, u
 		state->looks_for_overdue = 1;
 }
 
-/* Return whether the task has waited for too long: the time at which the kernel's watchdog looks. */
-static __always_inline bool is_overdue(const struct task_struct *p)
+/* Return for how long a task has been ready, jiffies: the time at which the kernel's watchdog looks. */
+static __always_inline s64 waited(const struct task_struct *p)
 {
-	s64 waited = bpf_jiffies64() - p->scx.runnable_at;
+	return bpf_jiffies64() - p->scx.runnable_at;
+}
 
-	return waited > (s64)(LONGEST_WAIT_NS * CONFIG_HZ / 1000000000ULL);
+/* Return how many jiffies LONGEST_WAIT_NS is. */
+static __always_inline s64 longest_wait(void)
+{
+	return LONGEST_WAIT_NS * CONFIG_HZ / 1000000000ULL;
 }
 
 /* Move an overdue task of the CPU's queue, which a walk (@it) has reached, to the front. */
@@ -56,11 +61,26 @@ static __always_inline bool hurry(struct bpf_iter_scx_dsq *it, struct task_struc
 	return move_to_queue(it, p, ts, cpu);
 }
 
-/*
- * Look for an overdue task in the CPU's queue, latest deadline first. Global: the verifier proves it
- * once, and not again for each way on from it.
- */
-__noinline bool hurry_overdue(s32 cpu)
+/* Return the longest wait of a task among the last of a CPU's queue, jiffies. */
+__noinline u64 longest_waited(s32 cpu)
+{
+	struct cpu_state *state = state_of(cpu);
+	struct task_struct *p;
+	s64 longest = 0;
+
+	state->walked = 0;
+	bpf_for_each(scx_dsq, p, cpu, SCX_DSQ_ITER_REV) {
+		if (++state->walked > TASKS_SEARCHED)
+			break;
+		if (waited(p) > longest)
+			longest = waited(p);
+	}
+
+	return longest;
+}
+
+/* Move the last task of a CPU's queue that has waited for so long to the front. */
+__noinline bool hurry_oldest(s32 cpu, u64 longest)
 {
 	struct cpu_state *state = state_of(cpu);
 	struct task_struct *p;
@@ -70,14 +90,35 @@ __noinline bool hurry_overdue(s32 cpu)
 	bpf_for_each(scx_dsq, p, cpu, SCX_DSQ_ITER_REV) {
 		if (++state->walked > TASKS_SEARCHED)
 			break;
-		if (is_overdue(p)) {
+		if (waited(p) >= (s64)longest) {
 			found = hurry(BPF_FOR_EACH_ITER, p, cpu);
 			break;
 		}
 	}
 
+	return found;
+}
+
+/*
+ * Look for the task in the CPU's queue that has waited for longest: if any other came first, those
+ * that were hurried before would be overdue again before the rest had their turn. Global: the verifier
+ * proves it once, and not again for each way on from it.
+ */
+__noinline bool hurry_overdue(s32 cpu)
+{
+	struct cpu_state *state = state_of(cpu);
+	s64 longest = longest_waited(cpu);
+	u64 pause = OVERDUE_LOOK_NS;
+	bool found = false;
+
+	if (longest > longest_wait()) {
+		found = hurry_oldest(cpu, longest);
+		/* Many wait, and the watchdog comes near: at each tick. */
+		pause = longest > 3 * longest_wait() ? 0 : OVERDUE_AGAIN_NS;
+	}
+
 	state->looks_for_overdue = 0;
-	state->next_overdue_look = rq_now(cpu) + (found ? OVERDUE_AGAIN_NS : OVERDUE_LOOK_NS);
+	state->next_overdue_look = rq_now(cpu) + pause;
 	return found;
 }
 
