@@ -90,13 +90,13 @@ fn hogs_that_do_not_divide_evenly_fare_no_worse_than_under_eevdf() -> Result<()>
     guest.into_guest().shutdown()
 }
 
-/// Returns the largest of ten spreads of twelve hogs, in percent. Before each run, a nice-19 hog has
-/// a CPU to itself: virtual time passes 68 times as fast there.
-fn largest_spread_after_a_light_hog(guest: &mut Guest) -> Result<f64> {
+/// Returns the largest of ten spreads of twelve hogs of a nice value, in percent. Before each run, a
+/// nice-19 hog has a CPU to itself: virtual time passes 68 times as fast there.
+fn largest_spread_after_a_light_hog(guest: &mut Guest, nice: u32) -> Result<f64> {
     let mut largest: f64 = 0.0;
     for _ in 0..10 {
         hogs(guest, "--count 1 --nice 19 --seconds 1.5")?;
-        let (_, found) = hogs(guest, "--count 12 --seconds 2")?;
+        let (_, found) = hogs(guest, &format!("--count 12 --nice {nice} --seconds 2"))?;
         largest = largest.max(number(&found, "/spread_percent")?);
     }
     Ok(largest)
@@ -104,10 +104,18 @@ fn largest_spread_after_a_light_hog(guest: &mut Guest) -> Result<f64> {
 
 fn must_be_even_after_a_light_hog(machine: &str) -> Result<()> {
     let mut guest = boot_for_magpie(machine, |_| {})?;
-    let eevdf = largest_spread_after_a_light_hog(&mut guest)?;
-    let magpie = under(&mut guest, MAGPIE, largest_spread_after_a_light_hog)?;
-    println!("{machine}: largest spread: EEVDF {eevdf:.2} %, scx_magpie {magpie:.2} %");
-    ensure!(magpie < 5.0, "after a light hog: spread {magpie} %");
+    let eevdf = largest_spread_after_a_light_hog(&mut guest, 0)?;
+    under(&mut guest, MAGPIE, |guest| {
+        let even = largest_spread_after_a_light_hog(guest, 0)?;
+        let light = largest_spread_after_a_light_hog(guest, 5)?;
+        println!(
+            "{machine}: largest spread: EEVDF {eevdf:.2} %, scx_magpie {even:.2} %, of nice 5 \
+             {light:.2} %"
+        );
+        ensure!(even < 5.0, "after a light hog: spread {even} %");
+        ensure!(light < 5.0, "after a light hog: spread of nice 5 {light} %");
+        Ok(())
+    })?;
     guest.into_guest().shutdown()
 }
 
@@ -170,6 +178,24 @@ fn light_hogs_among_a_hundred_run_every_ten_seconds() -> Result<()> {
         }
         let counted = counters(guest)?;
         ensure!(number(&counted, "/overdue")? > 0.0, "{counted}");
+        Ok(())
+    })?;
+    guest.into_guest().shutdown()
+}
+
+/// Each of hundreds of light hogs is overdue after some seconds. If those that have just run came
+/// before those that wait for longer, the rest would wait until the watchdog ends the scheduler.
+#[test]
+fn of_hundreds_of_light_hogs_none_waits_for_the_watchdog() -> Result<()> {
+    let mut guest = boot_for_magpie(VT8, |_| {})?;
+    let policies = vec!["other"; 20].into_iter().chain(vec!["idle"; 300]);
+    let policies = policies.collect::<Vec<_>>().join(",");
+    under(&mut guest, MAGPIE, |guest| {
+        let options = format!("--count 320 --policy {policies} --cpus 0 --seconds 38");
+        let (times, _) = hogs(guest, &options)?;
+        let least = times.iter().copied().fold(f64::INFINITY, f64::min);
+        println!("320 hogs: the least CPU time is {least} s");
+        ensure!(least > 0.0, "a hog never ran");
         Ok(())
     })?;
     guest.into_guest().shutdown()

@@ -13,7 +13,7 @@
  *
  *   leaves idle, clock behind the LLC's -> the clock is set to the LLC's
  *   leaves idle, clock ahead of it      -> the base grows: the clock is the LLC's from here on
- *   tick, 50 ms ahead of it             -> likewise
+ *   tick, 50 ms ahead of it or behind   -> likewise
  *
  * The clock of a CPU that ran a light task alone is far ahead, and says nothing of what the next
  * tasks there get. When it became the LLC's clock, each CPU that took it over pulled tasks from all
@@ -302,8 +302,9 @@ static __always_inline bool is_light(const struct task_state *ts)
 /*
  * Let the LLC's clock follow this CPU's, unless the running task is light and others are not: the
  * clock of a CPU with a SCHED_IDLE task alone runs 341 times as fast. A light task that ran here
- * before may have left the clock far ahead: then let this CPU's base follow instead. Where all tasks
- * are light, the clock is theirs. If it stood still, a CPU that was idle for a moment would be far
+ * before may have left the clock far ahead: then let this CPU's base follow instead; likewise if light
+ * tasks took the LLC's clock far ahead of a CPU that was busy meanwhile. Where all tasks are light, the
+ * clock is theirs. If it stood still, a CPU that was idle for a moment would be far
  * behind those that were not, and they would pull all its tasks.
  */
 static __always_inline void publish_clock(struct cpu_state *state, const struct task_state *current,
@@ -312,20 +313,16 @@ static __always_inline void publish_clock(struct cpu_state *state, const struct 
 	struct llc_state *llc = llc_state_of(cpu);
 	s64 lead = clock_in_llc(state) - READ_ONCE(llc->clock);
 	u64 since = rq_now(cpu) - READ_ONCE(llc->normal_tick_at);
+	bool light = is_light(current);
 
-	if (is_light(current)) {
-		if (since < LIGHT_ALONE_NS)
-			return;
-	} else {
-		if (since >= LIGHT_ALONE_NS / 4)
-			WRITE_ONCE(llc->normal_tick_at, rq_now(cpu));
-		if (lead > LARGEST_LAG_NS) {
-			state->clock_base += lead;
-			return;
-		}
-	}
+	if (light && since < LIGHT_ALONE_NS)
+		return;
+	if (!light && since >= LIGHT_ALONE_NS / 4)
+		WRITE_ONCE(llc->normal_tick_at, rq_now(cpu));
 
-	if (lead > (s64)CLOCK_STEP_NS)
+	if (lead < -LARGEST_LAG_NS || (lead > LARGEST_LAG_NS && !light))
+		state->clock_base += lead;
+	else if (lead > (s64)CLOCK_STEP_NS)
 		WRITE_ONCE(llc->clock, clock_in_llc(state));
 }
 
