@@ -145,17 +145,22 @@ static __always_inline bool is_lighter(const struct balance_round *round, u32 vi
 /*
  * Consider a CPU of the own LLC where @length tasks wait; whether the round is decided: a queue
  * that is longer by two is taken at once, the clock furthest behind only after all were considered.
+ * A clock that is further behind than a task's largest lag says nothing: in an LLC of light tasks
+ * alone, which move no clock of an LLC, those of CPUs that were idle for a moment are.
  */
 static __always_inline bool consider(struct balance_round *round, u32 victim, u32 length)
 {
+	u64 clock;
+
 	if (length >= round->length + 2 && !is_lighter(round, victim)) {
 		round->victim = victim;
 		return true;
 	}
 
-	if (is_before(clock_in_llc(state_of(victim)), round->behind)) {
+	clock = clock_in_llc(state_of(victim));
+	if (is_before(clock, round->behind) && is_before(round->clock - LARGEST_LAG_NS, clock)) {
 		round->victim = victim;
-		round->behind = clock_in_llc(state_of(victim));
+		round->behind = clock;
 	}
 	return false;
 }

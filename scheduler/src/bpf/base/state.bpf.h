@@ -98,7 +98,6 @@ struct cpu_state cpu_states[MAX_CPUS];
  */
 struct llc_state {
 	u64 clock;
-	u64 normal_tick_at; /* when a task that is not light last had a tick; see queue/fair.bpf.h */
 	u64 paces; /* sum of its CPUs' */
 	u64 next_rotation; /* when one of its CPUs may pull from an LLC with a slower pace again */
 	u64 next_duty; /* when one of its CPUs scans other LLCs again */

@@ -13,7 +13,7 @@
  *
  *   leaves idle, clock behind the LLC's -> the clock is set to the LLC's
  *   leaves idle, clock ahead of it      -> the base grows: the clock is the LLC's from here on
- *   tick, 50 ms ahead of it or behind   -> likewise
+ *   tick, 50 ms ahead of it             -> likewise
  *
  * The clock of a CPU that ran a light task alone is far ahead, and says nothing of what the next
  * tasks there get. When it became the LLC's clock, each CPU that took it over pulled tasks from all
@@ -26,7 +26,7 @@
  *   runs                        -> vruntime advances with CPU time over weight
  *   begins to run               -> the CPU's clock follows the task's vruntime
  *   tick                        -> the LLC's clock follows the CPU's, if it is a millisecond behind,
- *                                  and at most 50; that of a light task only among light tasks
+ *                                  and at most 50
  *
  * What it does not do: know of cgroups. Their weights are in the tasks' rates
  * (cgroup/shares.bpf.h).
@@ -50,9 +50,6 @@ const volatile bool custom_slice_enabled = true;
 
 /* How far an LLC's clock may be behind a CPU's: a tick seldom needs to write the LLC's line. */
 #define CLOCK_STEP_NS 1000000ULL
-
-/* Without a tick of a task that is not light for this long, two ticks, an LLC runs light tasks only. */
-#define LIGHT_ALONE_NS (2000000000ULL / CONFIG_HZ)
 
 /*
  * A task that has seen this many ticks since it last slept is a CPU hog. With 4 ticks, senders of
@@ -293,37 +290,24 @@ static __always_inline void catch_up_clock(struct cpu_state *state, s32 cpu)
 	state->clock_base = state->clock - clock;
 }
 
-/* Return whether a task is light, so that the clock of a CPU where it runs alone runs fast. */
-static __always_inline bool is_light(const struct task_state *ts)
-{
-	return ts->nice_rate > NICE_0_RATE || ts->rate > 4 * NICE_0_RATE;
-}
-
 /*
- * Let the LLC's clock follow this CPU's, unless the running task is light and others are not: the
- * clock of a CPU with a SCHED_IDLE task alone runs 341 times as fast. A light task that ran here
- * before may have left the clock far ahead: then let this CPU's base follow instead; likewise if light
- * tasks took the LLC's clock far ahead of a CPU that was busy meanwhile. Where all tasks are light, the
- * clock is theirs. If it stood still, a CPU that was idle for a moment would be far
- * behind those that were not, and they would pull all its tasks.
+ * Let the LLC's clock follow this CPU's, unless the running task is light: the clock of a CPU with
+ * a SCHED_IDLE task alone runs 341 times as fast. A light task that ran here before may have left
+ * the clock far ahead: then let this CPU's base follow instead.
  */
 static __always_inline void publish_clock(struct cpu_state *state, const struct task_state *current,
 					  s32 cpu)
 {
-	struct llc_state *llc = llc_state_of(cpu);
-	s64 lead = clock_in_llc(state) - READ_ONCE(llc->clock);
-	u64 since = rq_now(cpu) - READ_ONCE(llc->normal_tick_at);
-	bool light = is_light(current);
+	u64 *clock = &llc_state_of(cpu)->clock;
+	s64 lead = clock_in_llc(state) - READ_ONCE(*clock);
 
-	if (light && since < LIGHT_ALONE_NS)
+	if (current->nice_rate > NICE_0_RATE || current->rate > 4 * NICE_0_RATE)
 		return;
-	if (!light && since >= LIGHT_ALONE_NS / 4)
-		WRITE_ONCE(llc->normal_tick_at, rq_now(cpu));
 
-	if (lead < -LARGEST_LAG_NS || (lead > LARGEST_LAG_NS && !light))
+	if (lead > LARGEST_LAG_NS)
 		state->clock_base += lead;
 	else if (lead > (s64)CLOCK_STEP_NS)
-		WRITE_ONCE(llc->clock, clock_in_llc(state));
+		WRITE_ONCE(*clock, clock_in_llc(state));
 }
 
 #endif /* __MAGPIE_FAIR_BPF_H */
