@@ -126,10 +126,10 @@ fn run() -> Result<()> {
     let power = PowerSource::new(options.settings.power, &host.root);
     loop {
         let mut object = MaybeUninit::uninit();
-        let (level, _) = power.level();
-        let skel = load::load(&options.settings, level, &mut object)?;
+        let level = power.level();
+        let skel = load::load(&options.settings, level.0, &mut object)?;
         let may_save = options.settings.may_save_power();
-        let again = Scheduler::attach(skel, power.clone())?.serve(&stop, may_save)?;
+        let again = Scheduler::attach(skel, power.clone(), level)?.serve(&stop, may_save)?;
         if !again || stop.load(Ordering::Relaxed) {
             return Ok(());
         }

@@ -120,10 +120,10 @@ pub struct Settings {
     /// performance (no) or auto
     ///
     /// saver: on as few whole cores as may be in use for 70 % of the time, and tasks wait for up to
-    /// 10 ms, seen at a tick, before all CPUs are used. balanced: 45 % and 6 ms. auto: as the CPUs' energy-performance
-    /// preference says, which desktops and power-profiles-daemon set, and where there is none the
-    /// platform's profile; follows it while the scheduler runs. On a machine with neither: performance.
-    /// Rests where --preferred or the host says which CPUs are used.
+    /// 10 ms, seen at a tick, before all CPUs are used. balanced: 45 % and 6 ms. auto: as the CPUs'
+    /// energy-performance preference says, which desktops and power-profiles-daemon set, and where
+    /// there is none the platform's profile; follows it while the scheduler runs. On a machine with
+    /// neither: performance. Rests where --preferred or the host says which CPUs are used.
     #[arg(
         long,
         value_name = "LEVEL",

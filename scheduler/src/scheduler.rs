@@ -52,6 +52,8 @@ pub struct Scheduler<'a> {
     host: HostState,
     kernel: KernelMask,
     power: PowerSource,
+    /// The level of power, and why, when it was last read.
+    level: (Level, String),
     /// When the level of power is read next.
     power_due: Instant,
     /// When the kernel's mask is read next.
@@ -65,7 +67,11 @@ impl<'a> Scheduler<'a> {
     ///
     /// # Errors
     /// When the kernel refuses, with the reason it gave; when the statistics socket cannot be made.
-    pub fn attach(mut skel: BpfSkel<'a>, power: PowerSource) -> Result<Self> {
+    pub fn attach(
+        mut skel: BpfSkel<'a>,
+        power: PowerSource,
+        level: (Level, String),
+    ) -> Result<Self> {
         let host = HostState::new(Path::new("/"))?;
         let rodata = skel.maps.rodata_data.as_ref().context(NO_CONSTANTS)?;
         let kernel = KernelMask::new(preferred_bpf::cores(rodata));
@@ -94,6 +100,7 @@ impl<'a> Scheduler<'a> {
             host,
             kernel,
             power,
+            level,
             power_due: Instant::now() + POWER_INTERVAL,
             kernel_due: Instant::now(),
             followed: None,
@@ -181,7 +188,8 @@ impl<'a> Scheduler<'a> {
             return Ok(false);
         }
         self.power_due = Instant::now() + POWER_INTERVAL;
-        let (level, why) = self.power.level();
+        self.level = self.power.level();
+        let (level, why) = &self.level;
         let rodata = self.skel.maps.rodata_data.as_ref();
         if !rodata.context(NO_CONSTANTS)?.power_enabled {
             if level.saves() {
@@ -226,7 +234,7 @@ impl<'a> Scheduler<'a> {
         let data = self.skel.maps.data_data.as_ref().context(NO_VARIABLES)?;
         let rodata = self.skel.maps.rodata_data.as_ref().context(NO_CONSTANTS)?;
         let power = match rodata.power_enabled {
-            true => self.power.level(),
+            true => self.level.clone(),
             false => (
                 Level::Performance,
                 "because nothing that saves power is loaded".into(),

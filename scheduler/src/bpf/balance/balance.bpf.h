@@ -245,12 +245,12 @@ static __always_inline void pass_duty(struct llc_state *llc, s32 cpu, bool found
  * Return whether another LLC has as many tasks waiting for its size even after one has moved here.
  * Not if its clocks are faster all the same: then its tasks are light.
  */
-static __always_inline bool has_more_waiting(u32 other, u32 own)
+static __always_inline bool has_more_waiting(u32 other, u32 own, u64 pace)
 {
 	const struct llc_state *theirs = llc_state_at(other), *ours = llc_state_at(own);
 	u32 waiting = READ_ONCE(theirs->waiting);
 
-	return waiting && !is_faster(pace_of_llc(other), pace_of_llc(own)) &&
+	return waiting && !is_faster(pace_of_llc(other), pace) &&
 	       (u64)(waiting - 1) * llc_of(own)->size >=
 		       (u64)(READ_ONCE(ours->waiting) + 1) * llc_of(other)->size;
 }
@@ -265,7 +265,7 @@ __noinline u32 find_busier_llc(u32 own, bool may_rotate)
 	bpf_for(i, 1, nr_llcs) {
 		u32 other = nth_llc(own, i);
 
-		if (has_more_waiting(other, own)) {
+		if (has_more_waiting(other, own, pace)) {
 			found = other;
 			break;
 		}

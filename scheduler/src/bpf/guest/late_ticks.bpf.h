@@ -8,7 +8,7 @@
  * does so at a time. How late they come does not: half of the time in slices of a quarter of a tick
  * is a tick in two, each late by an eighth.
  *
- *   tick, late_after() of what was due? --no--> nothing
+ *   tick, late by late_after()?        --no--> nothing
  *        | yes
  *   a wakeup from here meanwhile?      --yes--> late until the first one only
  *        |

@@ -76,7 +76,7 @@ struct {
 
 struct governor_state governor;
 
-u64 last_look;
+u64 last_look; /* when the monitor last added up all CPUs, ns */
 
 /* Return whether any of @size places from @first on has a usable CPU. */
 static __always_inline bool is_core_online(u32 first, u32 size)
@@ -139,8 +139,8 @@ static __always_inline void set_preferred(u32 cpu, bool preferred)
  */
 struct preferred_sums {
 	u64 busy, late, steal; /* of the preferred CPUs, ns */
-	/* Of the preferred CPUs since the last look, ns. */
-	u64 busy_in_look, late_in_look, steal_in_look;
+	/* Since the last look, ns: its length, and of the preferred CPUs. */
+	u64 span, busy_in_look, late_in_look, steal_in_look;
 	u64 longest_busy; /* of the preferred CPU that was busy for longest */
 	u32 given; /* average number of busy cores without the time that the host took, 1/100 */
 	u32 counted; /* preferred CPUs */
@@ -235,7 +235,7 @@ __noinline int observe_cpu(u32 cpu)
 {
 	struct cpu_state *state = state_of(cpu);
 	struct kernel_cpustat *stat;
-	u64 busy_ns, since, steal_ns = 0;
+	u64 busy_ns, in_period, since, steal_ns = 0;
 
 	if (!is_usable(cpu))
 		return 0;
@@ -257,22 +257,20 @@ __noinline int observe_cpu(u32 cpu)
 		preferred_sums.counted++;
 		if (!is_before(busy_ns, state->now_busy_ns))
 			preferred_sums.busy_in_look += busy_ns - state->now_busy_ns;
-		state->now_busy_ns = busy_ns;
 		/* After such a look that ended a period the sum may be less than it was. */
-		busy_ns = is_before(busy_ns, state->seen_busy_ns) ? 0
-								  : busy_ns - state->seen_busy_ns;
-		preferred_sums.busy += busy_ns;
-		if (preferred_sums.longest_busy < busy_ns)
-			preferred_sums.longest_busy = busy_ns;
+		in_period = is_before(busy_ns, state->seen_busy_ns) ? 0
+								    : busy_ns - state->seen_busy_ns;
+		preferred_sums.busy += in_period;
+		if (preferred_sums.longest_busy < in_period)
+			preferred_sums.longest_busy = in_period;
 		preferred_sums.late_in_look += state->late_ns - state->now_late_ns;
 		preferred_sums.steal_in_look += steal_ns - state->now_steal_ns;
 		if (is_late_repeatedly(state))
 			preferred_sums.late += state->late_ns - state->seen_late_ns;
 		preferred_sums.steal += steal_ns - state->seen_steal_ns;
-	} else {
-		state->now_busy_ns = busy_ns;
 	}
 
+	state->now_busy_ns = busy_ns;
 	state->now_late_ns = state->late_ns;
 	state->now_steal_ns = steal_ns;
 	if (steal_ns)
@@ -320,7 +318,7 @@ static __always_inline u32 steal_source(void)
 static __always_inline u32 observe(struct governor_input *input, u64 elapsed, u64 now)
 {
 	struct preferred_sums *sums = &preferred_sums;
-	u64 taken, threads, core_ns, recent, span;
+	u64 taken, threads, core_ns, recent;
 	bool is_told;
 	u32 cpu;
 
@@ -336,7 +334,7 @@ static __always_inline u32 observe(struct governor_input *input, u64 elapsed, u6
 
 	/* Late ticks that are chance in the period are in the look, too. */
 	recent = is_told ? sums->steal_in_look : taken ? sums->late_in_look : 0;
-	span = now - last_look;
+	sums->span = now - last_look;
 	last_look = now;
 
 	/* The time that a core can give in this period, all its siblings together. */
@@ -355,7 +353,7 @@ static __always_inline u32 observe(struct governor_input *input, u64 elapsed, u6
 	core_ns = sums->longest_busy * threads / input->total ?: 1;
 	input->given = (sums->busy - taken) * 100 / core_ns;
 
-	return recent * 10000 / (sums->counted * span ?: 1);
+	return recent * 10000 / (sums->counted * sums->span ?: 1);
 }
 
 /* Return whether not to wait for the end of the period: much was taken, and for as long as a look. */
@@ -436,7 +434,7 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 
 		if (power_enabled)
 			power_cores(preferred_sums.busy_in_look, preferred_sums.threads,
-				    input.total, now);
+				    input.total, preferred_sums.span);
 		ended = elapsed >= preferred_settings.period_ns * (2 * LOOKS - 1) / (2 * LOOKS);
 		alarm = !ended && steers && is_alarming(recent);
 		if (alarm)

@@ -42,7 +42,6 @@ u32 power_level = POWER_PERFORMANCE;
 /* The monitor's, but for @waited, which ticks set. */
 struct {
 	struct power_state state;
-	u64 looked_at;
 	u32 waited;
 } power;
 
@@ -80,17 +79,16 @@ static __always_inline void open_if_tasks_wait(struct cpu_state *state, s32 cpu)
 
 /*
  * The monitor looks: return how many of @total cores are preferred to save power. @busy_ns: of the
- * preferred CPUs since the last look; @threads: online CPUs.
+ * preferred CPUs since the last look, @span ago; @threads: online CPUs.
  */
-static __always_inline u32 power_cores(u64 busy_ns, u32 threads, u32 total, u64 now)
+static __always_inline u32 power_cores(u64 busy_ns, u32 threads, u32 total, u64 span)
 {
-	u64 core_ns = (now - power.looked_at) * threads / (total ?: 1) ?: 1;
+	u64 core_ns = span * threads / (total ?: 1) ?: 1;
 	u32 before = power.state.cores;
 	bool waited = READ_ONCE(power.waited);
 	u32 cores;
 
 	WRITE_ONCE(power.waited, 0);
-	power.looked_at = now;
 	cores = power_next(&power.state, power_level, total, busy_ns * 100 / core_ns, waited);
 	if (before && cores != before)
 		count_event(state_here(), EVENT_POWER_CHANGE, 1);

@@ -46,19 +46,19 @@ static __always_inline s64 longest_wait(void)
 }
 
 /* Move an overdue task of the CPU's queue, which a walk (@it) has reached, to the front. */
-static __always_inline bool hurry(struct bpf_iter_scx_dsq *it, struct task_struct *p, s32 cpu)
+static __always_inline void hurry(struct bpf_iter_scx_dsq *it, struct task_struct *p, s32 cpu)
 {
 	struct task_state *ts = task_state(p);
 	u64 due_now;
 
 	if (!ts)
-		return false;
+		return;
 
 	due_now = clock_of(cpu) - request(ts);
 	if (is_before(due_now, ts->vruntime))
 		ts->vruntime = due_now;
 	count_event(state_of(cpu), EVENT_OVERDUE, 1);
-	return move_to_queue(it, p, ts, cpu);
+	move_to_queue(it, p, ts, cpu);
 }
 
 /* Return the longest wait of a task among the last of a CPU's queue, jiffies. */
@@ -72,31 +72,29 @@ __noinline u64 longest_waited(s32 cpu)
 	bpf_for_each(scx_dsq, p, cpu, SCX_DSQ_ITER_REV) {
 		if (++state->walked > TASKS_SEARCHED)
 			break;
-		if (waited(p) > longest)
-			longest = waited(p);
+		longest = waited(p) > longest ? waited(p) : longest;
 	}
 
 	return longest;
 }
 
 /* Move the last task of a CPU's queue that has waited for so long to the front. */
-__noinline bool hurry_oldest(s32 cpu, u64 longest)
+__noinline int hurry_oldest(s32 cpu, u64 longest)
 {
 	struct cpu_state *state = state_of(cpu);
 	struct task_struct *p;
-	bool found = false;
 
 	state->walked = 0;
 	bpf_for_each(scx_dsq, p, cpu, SCX_DSQ_ITER_REV) {
 		if (++state->walked > TASKS_SEARCHED)
 			break;
 		if (waited(p) >= (s64)longest) {
-			found = hurry(BPF_FOR_EACH_ITER, p, cpu);
+			hurry(BPF_FOR_EACH_ITER, p, cpu);
 			break;
 		}
 	}
 
-	return found;
+	return 0;
 }
 
 /*
@@ -104,22 +102,21 @@ __noinline bool hurry_oldest(s32 cpu, u64 longest)
  * that were hurried before would be overdue again before the rest had their turn. Global: the verifier
  * proves it once, and not again for each way on from it.
  */
-__noinline bool hurry_overdue(s32 cpu)
+__noinline int hurry_overdue(s32 cpu)
 {
 	struct cpu_state *state = state_of(cpu);
 	s64 longest = longest_waited(cpu);
 	u64 pause = OVERDUE_LOOK_NS;
-	bool found = false;
 
 	if (longest > longest_wait()) {
-		found = hurry_oldest(cpu, longest);
+		hurry_oldest(cpu, longest);
 		/* Many wait, and the watchdog comes near: at each tick. */
 		pause = longest > 3 * longest_wait() ? 0 : OVERDUE_AGAIN_NS;
 	}
 
 	state->looks_for_overdue = 0;
 	state->next_overdue_look = rq_now(cpu) + pause;
-	return found;
+	return 0;
 }
 
 /* A CPU is about to choose a task: look for an overdue one first if a tick has asked for that. */
