@@ -26,6 +26,7 @@ mod sys;
 mod times;
 mod video;
 mod wakeup;
+mod working_set;
 
 use std::io;
 use std::process::ExitCode;
@@ -61,6 +62,7 @@ enum Load {
     Spread(spread::Args),
     EvenOut(even_out::Args),
     Stream(stream::Args),
+    WorkingSet(working_set::Args),
     Video(video::Args),
     Churn(churn::Args),
     IdlePeriods(idle_periods::Args),
@@ -118,6 +120,7 @@ fn run(load: Load) -> Result<bool> {
         Load::Spread(args) => (spread::run(&args)?, args.json),
         Load::EvenOut(args) => (even_out::run(&args)?, args.json),
         Load::Stream(args) => (stream::run(&args)?, args.json),
+        Load::WorkingSet(args) => (working_set::run(&args)?, args.json),
         Load::Video(args) => (video::run(&args)?, args.json),
         Load::Churn(args) => (churn::run(&args)?, args.json),
         Load::IdlePeriods(args) => (idle_periods::run(&args)?, args.json),
