@@ -31,7 +31,7 @@ use crate::vtime::host::{self, End, GuestOutcome, Host, HostGuest};
 #[command(after_help = AFTER_HELP)]
 pub struct Args {
     /// File that describes the host and its guests (see below).
-    #[arg(value_name = "FILE", required_unless_present = "guest")]
+    #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
     /// A guest: its machine in virtual time, and its scheduler with options (without one: the
     /// kernel's own). May be given several times; all run the command at the end of the line.
@@ -58,12 +58,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Command and its arguments, of the guests that --guest gives.
-    #[arg(
-        last = true,
-        value_name = "COMMAND",
-        required_unless_present = "file",
-        conflicts_with = "file"
-    )]
+    #[arg(last = true, value_name = "COMMAND", conflicts_with = "file")]
     command: Vec<String>,
 }
 
@@ -120,6 +115,11 @@ struct GuestEntry {
 
 /// Runs the guests, prints their output and what each had. Returns the exit code.
 pub fn run(args: &Args) -> Result<u8> {
+    ensure!(
+        args.file.is_some() || !(args.guest.is_empty() || args.command.is_empty()),
+        "name the FILE of a host, or give each guest by --guest, and their command behind `--`; \
+         `magpie lab host --help` has examples"
+    );
     let spinner = Spinner::new();
     let mut file = match &args.file {
         Some(path) => read(path)?,
