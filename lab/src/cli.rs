@@ -1,6 +1,7 @@
 //! `magpie lab`: runs a command in a guest, lists and builds kernels, lists and checks machines.
 
 mod fuzz;
+mod host;
 mod kernels;
 mod terminal;
 mod vm;
@@ -14,17 +15,13 @@ use magpie_guest::Stream;
 use serde_json::json;
 
 use crate::cli::terminal::{Spinner, write_json};
-use crate::cli::vm::{Vm, guest_name, scheduler_of};
-use crate::files::find_program;
+use crate::cli::vm::{LAB_FAILED, Vm, guest_name, scheduler_of, to_copy};
 use crate::guest::{Guest, explain};
 use crate::machine::{Machine, Memory};
 use crate::options::GuestOptions;
 use crate::selfcheck::Figure;
 use crate::vtime::MemoryCounts;
-use crate::{image, packages, qemu, selfcheck, topology, vtime};
-
-/// Exit code of `magpie lab run` when the lab itself failed. Commands seldom end with it.
-const LAB_FAILED: u8 = 125;
+use crate::{qemu, selfcheck, topology, vtime};
 
 /// Arguments of `magpie lab`.
 #[derive(Debug, clap::Args)]
@@ -37,6 +34,8 @@ pub struct Args {
 enum Command {
     /// Boot a guest, start a scheduler in it, run a command and print its output.
     Run(Run),
+    /// Run several guests on the CPUs of one host, in virtual time.
+    Host(host::Args),
     /// List the kernels: those of the lock file, and those that were built.
     Kernels(kernels::List),
     /// Build a kernel for guests; list and remove what was built.
@@ -123,6 +122,10 @@ pub fn run(args: Args) -> Result<u8> {
     .context("cannot install the handler that ends guests on Ctrl-C")?;
     match args.command {
         Command::Run(run) => Ok(run_command(&run).unwrap_or_else(|error| {
+            eprintln!("magpie lab: {error:#}");
+            LAB_FAILED
+        })),
+        Command::Host(args) => Ok(host::run(&args).unwrap_or_else(|error| {
             eprintln!("magpie lab: {error:#}");
             LAB_FAILED
         })),
@@ -238,7 +241,7 @@ fn run_deterministic(
         format!("--deterministic needs a machine in virtual time, such as vt16; {name} is not one")
     })?;
     time.deterministic = true;
-    let job = vtime::batch::job(scheduler, command);
+    let job = vtime::batch::job(scheduler, &shell_words::join(command));
     let outcome = vtime::batch::run(&options, &job, Duration::from_secs(run.timeout))?;
     spinner.clear();
     print!("{}", outcome.output);
@@ -254,36 +257,6 @@ fn run_deterministic(
         write_json(path, &record)?;
     }
     Ok(u8::try_from(outcome.code).unwrap_or(u8::MAX))
-}
-
-/// Returns the host program to copy for a command, or `None` if the guest has the program. A path
-/// that is a file here is copied; any other path is one of the guest. A name is looked for among the
-/// files and packages of the guest, in busybox, and then on the host.
-fn to_copy(command: &str, options: &GuestOptions) -> Result<Option<PathBuf>> {
-    if command.contains('/') {
-        let path = PathBuf::from(command);
-        return Ok(path.is_file().then_some(path));
-    }
-    let mut files = options.files.iter();
-    if files.any(|file| file.file_name().is_some_and(|name| name == command)) {
-        return Ok(None);
-    }
-    let folders = packages::unpacked(&options.packages, &options.progress)?;
-    let in_package = folders.iter().any(|folder| {
-        ["usr/bin", "usr/sbin", "bin", "sbin"]
-            .iter()
-            .any(|bin| folder.join(bin).join(command).exists())
-    });
-    if in_package || image::is_applet(command)? {
-        return Ok(None);
-    }
-    match find_program(command) {
-        Some(program) => Ok(Some(program)),
-        None => bail!(
-            "there is no program \"{command}\" among the files and packages given, in busybox or on \
-             this host; name the Debian package that has it with --package"
-        ),
-    }
 }
 
 /// `magpie lab machines`: lists the presets.

@@ -26,7 +26,7 @@
 //!   emulator
 //!   qemu, accelerator, vtime: plugin, fidelity, prepare()
 //!   boot
-//!   vtime: batch, snapshot; guest
+//!   vtime: batch, snapshot, host; guest
 //!   topology, selfcheck, fuzz
 //!   cli
 //! ```

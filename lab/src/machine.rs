@@ -175,7 +175,7 @@ impl Machine {
     }
 
     /// Fails with the key that makes the machine impossible.
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         ensure!(!self.llc.is_empty(), "a machine needs at least one [[llc]]");
         for llc in &self.llc {
             ensure!(

@@ -19,6 +19,23 @@ pub enum Accelerator {
     Tcg,
 }
 
+/// The place of a guest on a host with others, as the plugin takes it (`lab/vtime/guests.c`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seat {
+    /// File of the state that the guests share.
+    pub file: PathBuf,
+    /// Number of guests.
+    pub guests: usize,
+    /// This guest.
+    pub guest: usize,
+    /// The first CPU of this guest among those of all.
+    pub first_cpu: u32,
+    /// The number of CPUs of all guests.
+    pub cpus: u32,
+    /// Whether the run is over without this guest.
+    pub background: bool,
+}
+
 /// Options of a guest and of its boot. `Default` boots the machine tiny2 with the newest locked
 /// kernel.
 #[derive(Debug, Clone)]
@@ -52,6 +69,8 @@ pub struct GuestOptions {
     /// Socket on which a machine in virtual time, once its guest has reached a mark, asks for seeds
     /// ([`crate::vtime::snapshot`]).
     pub snapshot: Option<PathBuf>,
+    /// The place of a machine in virtual time on a host with other guests ([`crate::vtime::host`]).
+    pub seat: Option<Seat>,
     /// Whether a machine in virtual time notes where its time goes ([`crate::Guest::profile`]).
     pub profile: bool,
     /// Hears of downloads and of the boot.
@@ -75,6 +94,7 @@ impl Default for GuestOptions {
             extra_qemu_args: Vec::new(),
             qemu_environment: Vec::new(),
             snapshot: None,
+            seat: None,
             profile: false,
             progress: Progress::default(),
         }

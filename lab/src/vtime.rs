@@ -10,11 +10,13 @@
 //!        v            plugin: built from the sources embedded here
 //!     prepare() ----> GuestOptions ----> Guest  ----> fidelity: the plugin's report
 //!                          \-----------> batch: one job, no host, every run the same
-//!                           \----------> snapshot: a job's end, again and again with other seeds
+//!                          |\----------> snapshot: a job's end, again and again with other seeds
+//!                           \----------> host: several guests on the CPUs of one host
 //! ```
 
 pub mod batch;
 mod fidelity;
+pub mod host;
 mod plugin;
 pub mod profile;
 pub mod snapshot;
@@ -24,7 +26,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-pub use self::fidelity::{Fidelity, MemoryCounts, Perturbation, Served, VcpuFidelity};
+pub use self::fidelity::{Fidelity, MemoryCounts, Perturbation, Served, Span, VcpuFidelity};
 pub use self::plugin::memory_program;
 
 use crate::emulator::{self, Emulator};
@@ -90,6 +92,17 @@ pub(crate) fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
     }
     if let Some(socket) = &options.snapshot {
         plugin += &format!(",snapshot={}", path(socket));
+    }
+    if let Some(seat) = &options.seat {
+        plugin += &format!(
+            ",host={},guests={},guest={},first_vcpu={},host_vcpus={},background={}",
+            path(&seat.file),
+            seat.guests,
+            seat.guest,
+            seat.first_cpu,
+            seat.cpus,
+            u8::from(seat.background)
+        );
     }
     let arguments = &mut options.extra_qemu_args;
     arguments.extend(["-plugin".into(), plugin]);

@@ -17,9 +17,12 @@
  * idle is owed a slice at most, so sleep earns no more than that. A physical CPU that
  * is free takes any vCPU, as after perfect balancing.
  *
- * What it does not do: preempt a vCPU before its slice is over, weigh vCPUs, charge a
- * switch between vCPUs, or tell the guest: it sees no steal time. The report has the
- * truth.
+ * Several guests (guests.c) share the physical CPUs, vCPU by vCPU: one with more busy
+ * vCPUs gets more, as on a host whose guests are processes without cgroups.
+ *
+ * What it does not do: preempt a vCPU before its slice is over, weigh vCPUs or guests,
+ * charge a switch between vCPUs, or tell the guest: it sees no steal time. The report
+ * has the truth.
  *
  * All functions are called under the lock of wakeup.c.
  */
@@ -31,19 +34,13 @@ static int64_t had_ns(const struct vcpu *v)
 	return v->had_ns + (v->has_physical ? v->local_ns - v->began_ns : 0);
 }
 
-/*
- * What the vCPUs have had, as far as it is even: the most with which a vCPU has got a
- * physical CPU. It does not depend on the order in which vCPUs wake at one time.
- */
-static int64_t clock_ns;
-
 /* Return the number of physical CPUs that vCPUs have. */
 static unsigned int in_use(void)
 {
 	unsigned int nr = 0;
 
-	for (unsigned int i = 0; i < nr_vcpus; i++)
-		nr += vcpus[i].has_physical;
+	for (unsigned int i = 0; i < host->nr_vcpus; i++)
+		nr += host->vcpus[i].has_physical;
 	return nr;
 }
 
@@ -52,8 +49,8 @@ static struct vcpu *next_waiting(void)
 {
 	struct vcpu *next = NULL;
 
-	for (unsigned int i = 0; i < nr_vcpus; i++) {
-		struct vcpu *v = &vcpus[i];
+	for (unsigned int i = 0; i < host->nr_vcpus; i++) {
+		struct vcpu *v = &host->vcpus[i];
 
 		if (v->state == VCPU_WAITING && (!next || v->had_ns < next->had_ns))
 			next = v;
@@ -63,50 +60,63 @@ static struct vcpu *next_waiting(void)
 
 bool host_is_short(void)
 {
-	return options.physical_cpus && options.physical_cpus < nr_vcpus;
-}
-
-/* A vCPU has a physical CPU from its local time on. */
-static void give(struct vcpu *v)
-{
-	v->has_physical = true;
-	v->began_ns = v->local_ns;
-	if (clock_ns < v->had_ns)
-		clock_ns = v->had_ns;
-}
-
-/* A vCPU that was idle wants to execute. Return false if it must wait. */
-bool host_admit(struct vcpu *v)
-{
-	if (!host_is_short())
-		return true;
-	if (v->had_ns < clock_ns - options.host_slice_ns)
-		v->had_ns = clock_ns - options.host_slice_ns;
-	if (in_use() == options.physical_cpus)
-		return false;
-	give(v);
-	return true;
+	return options.physical_cpus && options.physical_cpus < host->nr_vcpus;
 }
 
 /*
- * A vCPU gives up its physical CPU, because it halts or because its slice is over. Return
- * the waiting vCPU that has the physical CPU now, from the same time on, or NULL.
+ * A vCPU that waited has a physical CPU, which is free since @since_ns. even_ns is what the
+ * vCPUs have had, as far as it is even: the most with which a vCPU has got a physical CPU. It
+ * does not depend on the order in which vCPUs wake at one time.
  */
-struct vcpu *host_leave(struct vcpu *v)
+static void give(struct vcpu *v, int64_t since_ns)
 {
-	struct vcpu *next;
+	if (v->local_ns < since_ns)
+		v->local_ns = since_ns;
+	v->steal_ns += v->local_ns - v->waits_since_ns;
+	v->has_physical = true;
+	v->began_ns = v->local_ns;
+	if (host->even_ns < v->had_ns)
+		host->even_ns = v->had_ns;
+}
 
-	if (!v->has_physical)
+/* A vCPU that was idle wants to execute. */
+void host_wants(struct vcpu *v)
+{
+	if (v->had_ns < host->even_ns - options.host_slice_ns)
+		v->had_ns = host->even_ns - options.host_slice_ns;
+}
+
+/* Return true if a vCPU waits. */
+bool host_has_queue(void)
+{
+	return next_waiting();
+}
+
+/* If a physical CPU is free, give it to the next waiting vCPU, and return that one. Else NULL. */
+struct vcpu *host_admit(void)
+{
+	struct vcpu *next = next_waiting();
+
+	if (!next || in_use() == options.physical_cpus)
 		return NULL;
+	give(next, host->now_ns);
+	return next;
+}
+
+/* A vCPU gives up its physical CPU, because it halts or because its slice is over. */
+void host_leave(struct vcpu *v)
+{
 	v->had_ns = had_ns(v);
 	v->has_physical = false;
-	next = next_waiting();
-	if (!next)
-		return NULL;
-	if (next->local_ns < v->local_ns)
-		next->local_ns = v->local_ns;
-	next->steal_ns += next->local_ns - next->waits_since_ns;
-	give(next);
+}
+
+/* Give the physical CPU that @v has just left to the next waiting vCPU, and return that one, or NULL. */
+struct vcpu *host_pass_on(const struct vcpu *v)
+{
+	struct vcpu *next = next_waiting();
+
+	if (next)
+		give(next, v->local_ns);
 	return next;
 }
 

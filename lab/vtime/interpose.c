@@ -44,12 +44,13 @@ __attribute__((constructor)) static void find_libc_functions(void)
 
 void futex_wait(uint32_t *word, uint32_t value)
 {
-	syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+	syscall(SYS_futex, word, options.host ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, value, NULL, NULL,
+		0);
 }
 
 void futex_wake(uint32_t *word)
 {
-	syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+	syscall(SYS_futex, word, options.host ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
 /* The monotonic clock is virtual, the others stay the host's. */

@@ -22,13 +22,12 @@
 EXPORT int qemu_plugin_version = 4;
 
 struct options options;
-struct counters counters;
 bool is_active;
 
 /* The options as they are read. set_options() gives them their types. */
 static struct {
 	double mips, window_ns, quantum, smt_factor, threads, turns, deterministic, tsc_mhz, hang_s;
-	double physical_cpus, host_slice_ns;
+	double physical_cpus, host_slice_ns, guests, guest, first_vcpu, host_vcpus, background;
 } numbers = {
 	.mips = 500,
 	.window_ns = 5000,
@@ -38,6 +37,7 @@ static struct {
 	.tsc_mhz = 2000,
 	.hang_s = 60,
 	.host_slice_ns = 3e6,
+	.guests = 1,
 };
 
 static const struct number_option number_options[] = {
@@ -52,6 +52,11 @@ static const struct number_option number_options[] = {
 	{ "hang", 1, 86400, &numbers.hang_s },
 	{ "physical_cpus", 0, MAX_VCPUS, &numbers.physical_cpus },
 	{ "host_slice", 1e4, 1e9, &numbers.host_slice_ns },
+	{ "guests", 1, MAX_GUESTS, &numbers.guests },
+	{ "guest", 0, MAX_GUESTS - 1, &numbers.guest },
+	{ "first_vcpu", 0, MAX_VCPUS - 1, &numbers.first_vcpu },
+	{ "background", 0, 1, &numbers.background },
+	{ "host_vcpus", 1, MAX_VCPUS, &numbers.host_vcpus },
 	{ 0 },
 };
 
@@ -104,11 +109,15 @@ static bool parse_option(const char *text)
 		options.snapshot = strdup(value + 1);
 		return true;
 	}
+	if (value && !strncmp(text, "host=", 5)) {
+		options.host = strdup(value + 1);
+		return true;
+	}
 	if (value && !strncmp(text, "llc_nodes=", 10) && memory_set_nodes(value + 1))
 		return true;
 	fprintf(stderr,
 		"magpie-vtime: unknown option %s; there are: report=FILE, profile=FILE, "
-		"snapshot=SOCKET, "
+		"snapshot=SOCKET, host=FILE, "
 		"llc_nodes=N-N-...",
 		text);
 	for (const struct number_option *o = number_options; o->name; o++)
@@ -139,6 +148,11 @@ static void set_options(void)
 	options.hang_s = numbers.hang_s;
 	options.physical_cpus = numbers.physical_cpus;
 	options.host_slice_ns = numbers.host_slice_ns;
+	options.guests = numbers.guests;
+	options.guest = numbers.guest;
+	options.first_vcpu = numbers.first_vcpu;
+	options.host_vcpus = numbers.host_vcpus;
+	options.background = numbers.background != 0;
 	options.deterministic = numbers.deterministic != 0;
 	options.turns = options.deterministic ? 1 : numbers.turns;
 	if (!options.turns)
@@ -161,6 +175,13 @@ static bool check_options(void)
 	if (options.snapshot && !options.deterministic) {
 		fprintf(stderr, "magpie-vtime: snapshot= needs deterministic=1: only then do all "
 				"threads rest at a mark\n");
+		return false;
+	}
+	if (options.host && (!options.deterministic || options.snapshot)) {
+		fprintf(stderr,
+			"magpie-vtime: host= needs deterministic=1 and no snapshot=: guests "
+			"take turns by virtual time alone, and a copy of one guest would "
+			"not have copies of the others\n");
 		return false;
 	}
 	if (options.physical_cpus && (options.threads > 1 || memory_is_on())) {
@@ -200,6 +221,9 @@ static void at_exit(qemu_plugin_id_t id, void *userdata)
 	(void)id;
 	(void)userdata;
 	report_write("exit");
+	wakeup_lock();
+	turn_leave(own);
+	wakeup_unlock();
 }
 
 /* QEMU calls this before it makes the machine. Return 0, or -1 after a message. */
@@ -224,9 +248,9 @@ EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, int
 		return -1;
 	}
 	nr_vcpus = info->system.max_vcpus;
+	guests_init();
 	smt_init();
 	memory_init();
-	turn_init();
 	mainloop_init();
 	if (!patch_qemu(info->target_name))
 		return -1;

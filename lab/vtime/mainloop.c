@@ -3,8 +3,8 @@
  * QEMU's main loop, which serves the guest's timers, in virtual time.
  *
  * The main loop waits in ppoll() for its files or for the next timer. The
- * ppoll() here waits without a time limit, and for one file more: an eventfd
- * that turn.c writes when virtual time has reached the timer.
+ * ppoll() here waits without a time limit, and for one file more, which turn.c
+ * writes when virtual time has reached the timer.
  *
  * The write() here sees when a vCPU thread wants the main loop to look at its
  * timers again.
@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -35,11 +34,7 @@ static size_t nr_polled;
 void mainloop_init(void)
 {
 	main_thread = pthread_self();
-	wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-	if (wake_fd < 0) {
-		perror("magpie-vtime: eventfd");
-		exit(1);
-	}
+	wake_fd = guests_wake_fd(own);
 }
 
 bool mainloop_is_self(void)
@@ -100,7 +95,7 @@ EXPORT int ppoll(struct pollfd *fds, nfds_t nr, const struct timespec *timeout,
 		if (found)
 			return found;
 	}
-	turn_main_waits(deadline_ns, wake_fd);
+	turn_main_waits(deadline_ns);
 	found = real_ppoll(all, nr + 1, NULL, mask);
 	turn_main_woken();
 	/* vCPUs may have written to the files until now. No vCPU executes any more: look again. */
@@ -108,10 +103,10 @@ EXPORT int ppoll(struct pollfd *fds, nfds_t nr, const struct timespec *timeout,
 		found = real_ppoll(all, nr + 1, &at_once, mask);
 
 	if (found > 0 && all[nr].revents) {
-		uint64_t count;
+		char calls[512];
 
-		if (read(wake_fd, &count, sizeof(count)) < 0)
-			perror("magpie-vtime: eventfd");
+		if (read(wake_fd, calls, sizeof(calls)) < 0)
+			perror("magpie-vtime: cannot read the main loop's calls");
 		found--;
 	}
 	memcpy(fds, all, nr * sizeof(*fds));

@@ -12,7 +12,8 @@
 /* QEMU 9.2 and later have version 4. */
 EXPORT int qemu_plugin_version = 4;
 
-struct counters counters;
+static struct counters all;
+struct counters *counters = &all;
 
 static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
@@ -25,7 +26,7 @@ static void at_exit(qemu_plugin_id_t id, void *userdata)
 	(void)id;
 	(void)userdata;
 	fprintf(stderr, "magpie-breakpoint: %" PRIu64 " stale breakpoints were not executed\n",
-		counters.stale_breakpoints);
+		counters->stale_breakpoints);
 }
 
 /* QEMU calls this before it makes the machine. Return 0, because a guest also boots without. */

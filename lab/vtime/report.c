@@ -95,8 +95,21 @@ static void write_perturbation(FILE *f)
 		perturbation.stopped_ns);
 }
 
+/* Write what the guest had since its begin mark, and until its end mark if it has come. */
+static void write_span(FILE *f)
+{
+	const struct span span = span_so_far();
+
+	fprintf(f,
+		"  \"span\": {\"begin_ns\": %" PRId64 ", \"end_ns\": %" PRId64
+		", \"instructions\": %" PRIu64 ", \"idle_ns\": %" PRId64 ", \"steal_ns\": %" PRId64
+		"},\n",
+		(int64_t)(span.begin_ns - EPOCH_NS), (int64_t)(span.end_ns - EPOCH_NS), span.insns,
+		span.idle_ns, span.steal_ns);
+}
+
 /* Write the report to the file of the option, or to standard error. @end says why: "running"
- * (the lab asked for it), "exit", "mark" (the end mark of a seed) or "hang". */
+ * (the lab asked for it), "exit", "mark" (the end mark of a seed), "over" (the other guests of a host have ended) or "hang". */
 void report_write(const char *end)
 {
 	const double real_s = (real_now() - real_start_ns) / 1e9;
@@ -136,18 +149,20 @@ void report_write(const char *end)
 	fprintf(f,
 		"  \"windows_broken\": %" PRIu64 ",\n  \"beyond_turn_max_ns\": %" PRId64
 		",\n  \"timer_late_max_ns\": %" PRId64 ",\n",
-		counters.broken, counters.beyond_max_ns, counters.late_max_ns);
+		counters->broken, counters->beyond_max_ns, counters->late_max_ns);
 	fprintf(f,
 		"  \"turns_given\": %" PRIu64 ",\n  \"quanta\": %" PRIu64
 		",\n  \"slow_quanta\": %" PRIu64 ",\n  \"idle_jumps\": %" PRIu64
 		",\n  \"timer_calls\": %" PRIu64 ",\n  \"notify_calls\": %" PRIu64
 		",\n  \"host_calls\": %" PRIu64 ",\n  \"clock_reads\": %" PRIu64
 		",\n  \"stale_breakpoints\": %" PRIu64 ",\n",
-		counters.turns, quanta, counters.slow_quanta, counters.jumps, counters.timer_calls,
-		counters.notify_calls, counters.host_calls, clock_reads,
-		counters.stale_breakpoints);
+		counters->turns, quanta, counters->slow_quanta, counters->jumps,
+		counters->timer_calls, counters->notify_calls, counters->host_calls, clock_reads,
+		counters->stale_breakpoints);
 	if (perturbation.is_on)
 		write_perturbation(f);
+	if (span_has_begun())
+		write_span(f);
 	if (memory_is_on())
 		write_all_memory(f);
 	write_vcpus(f);

@@ -30,55 +30,29 @@
  * In deterministic mode there is one turn, and the main loop excludes it: no
  * vCPU executes while the main loop works, and the main loop begins only when
  * no vCPU has the turn.
+ *
+ * All of this is about the vCPUs and the main loops of all guests of a host (guests.c). Where
+ * several main loops want to work at one time, they do so one after the other, in the order of
+ * their guests. Physical CPUs that are free are given when they have all done so, because the
+ * order in which vCPUs ask for them must not matter.
  */
-#include <stdio.h>
-
 #include "vtime.h"
 
-enum main_state {
-	MAIN_BUSY, /* serves timers or I/O, may set new timers */
-	MAIN_WAITS, /* in ppoll() until main_deadline_ns */
-	MAIN_CALLED, /* has a reason to return from ppoll(), but has not returned */
-};
-
-static int64_t now_ns = EPOCH_NS;
-static unsigned int running; /* turns given */
-static uint32_t release; /* number of general releases, see turn_release_all() */
-
-static enum main_state main_state = MAIN_BUSY;
-static int64_t main_deadline_ns = NEVER;
-static int64_t main_hold_ns = EPOCH_NS; /* no turn goes beyond it unless MAIN_WAITS */
-static bool main_renotified; /* a vCPU notified the main loop while it was busy */
-static bool main_asleep; /* sleeps on main_word */
-static uint32_t main_word; /* futex: changes when the main loop may go on */
-static int main_eventfd = -1;
-
-/*
- * A vCPU wants a turn, or the main loop wants to work: each running vCPU looks at
- * the others at its next quantum end.
- */
-static bool wanted;
-
-/*
- * Every turn scans all vCPUs. These two arrays are dense, 2 KiB each for 256
- * vCPUs, so a scan reads fewer cache lines than the vCPUs themselves have.
- */
-static int64_t active_ns[MAX_VCPUS]; /* local time if ready or running, else NEVER */
-static int64_t ready_ns[MAX_VCPUS]; /* local time if ready, else NEVER */
+static uint32_t release; /* number of general releases of this guest, see turn_release_all() */
 
 /* Change the state, and the count of turns and the two arrays, which follow from it. */
 static void set_state(struct vcpu *v, enum vcpu_state state)
 {
-	const size_t i = v - vcpus;
+	const size_t i = v - host->vcpus;
 
 	if (v->state == VCPU_RUNNING)
-		running--;
+		host->running--;
 	if (state == VCPU_RUNNING)
-		running++;
+		host->running++;
 	__atomic_store_n(&v->state, state, __ATOMIC_SEQ_CST);
-	WRITE_ONCE(active_ns[i],
+	WRITE_ONCE(host->active_ns[i],
 		   state == VCPU_READY || state == VCPU_RUNNING ? v->local_ns : NEVER);
-	ready_ns[i] = state == VCPU_READY ? v->local_ns : NEVER;
+	host->ready_ns[i] = state == VCPU_READY ? v->local_ns : NEVER;
 }
 
 /* Make the vCPU look at its state again. */
@@ -90,11 +64,11 @@ static void let_look(struct vcpu *v)
 /* Return the least local time of the vCPUs that are ready or running but @except, or NEVER. */
 static int64_t least_active(const struct vcpu *except)
 {
-	const size_t skip = except ? (size_t)(except - vcpus) : MAX_VCPUS;
+	const size_t skip = except ? (size_t)(except - host->vcpus) : MAX_VCPUS;
 	int64_t least = NEVER;
 
-	for (size_t i = 0; i < nr_vcpus; i++) {
-		const int64_t t = READ_ONCE(active_ns[i]);
+	for (size_t i = 0; i < host->nr_vcpus; i++) {
+		const int64_t t = READ_ONCE(host->active_ns[i]);
 
 		if (t < least && i != skip)
 			least = t;
@@ -108,26 +82,20 @@ static struct vcpu *furthest_behind(void)
 	int64_t least = NEVER;
 	struct vcpu *v = NULL;
 
-	for (size_t i = 0; i < nr_vcpus; i++) {
-		if (ready_ns[i] < least) {
-			least = ready_ns[i];
-			v = &vcpus[i];
+	for (size_t i = 0; i < host->nr_vcpus; i++) {
+		if (host->ready_ns[i] < least) {
+			least = host->ready_ns[i];
+			v = &host->vcpus[i];
 		}
 	}
 	return v;
-}
-
-/* Return the time that no vCPU may pass before the main loop has served its next timer. */
-static int64_t horizon(void)
-{
-	return main_state == MAIN_WAITS ? main_deadline_ns : main_hold_ns;
 }
 
 /* Return the local time at which a turn of this vCPU ends. */
 static int64_t turn_limit(const struct vcpu *v)
 {
 	const int64_t others = least_active(v), slice_end = host_slice_end(v);
-	int64_t end = horizon();
+	int64_t end = guests_horizon();
 
 	/* If the slice is over already, the vCPU goes on for a window and then sees that. */
 	if (slice_end < end)
@@ -147,8 +115,8 @@ static struct vcpu *next_to_run(void)
 
 	if (!perturbation.is_on)
 		return furthest_behind();
-	for (size_t i = 0; i < nr_vcpus; i++) {
-		struct vcpu *v = &vcpus[i];
+	for (size_t i = 0; i < host->nr_vcpus; i++) {
+		struct vcpu *v = &host->vcpus[i];
 
 		if (v->state != VCPU_READY)
 			continue;
@@ -159,44 +127,101 @@ static struct vcpu *next_to_run(void)
 	return next;
 }
 
-/* Return true if no vCPU may execute because the main loop works, or wants to. */
+/* Return true if no vCPU may execute because a main loop works, or wants to, or the run is over. */
 static bool main_has_precedence(void)
 {
-	return options.deterministic && main_state != MAIN_WAITS;
+	return options.deterministic && (host->is_over || guests_main_is_active());
 }
 
-/* Advance now_ns as far as the vCPUs and the next timer allow. A due timer calls the main loop. */
+/* Advance now_ns as far as the vCPUs and the next timer allow. A due timer calls its main loop. */
 static void advance_time(void)
 {
+	const int64_t end = guests_horizon();
 	int64_t t = least_active(NULL);
 
+	if (host->is_over)
+		return;
 	if (t == NEVER) {
-		if (main_state != MAIN_WAITS || main_deadline_ns == NEVER)
+		if (guests_main_is_active() || end == NEVER)
 			return;
-		t = main_deadline_ns;
-		if (t > now_ns)
-			counters.jumps++;
+		t = end;
+		if (t > host->now_ns)
+			counters->jumps++;
 	}
-	if (t > horizon())
-		t = horizon();
-	if (t > now_ns)
-		__atomic_store_n(&now_ns, t, __ATOMIC_RELEASE);
+	if (t > end)
+		t = end;
+	if (t > host->now_ns)
+		__atomic_store_n(&host->now_ns, t, __ATOMIC_RELEASE);
 
-	if (main_state == MAIN_WAITS && now_ns >= main_deadline_ns) {
-		counters.timer_calls++;
-		main_state = MAIN_CALLED;
-		main_hold_ns = now_ns;
-		wakeup_call_main(main_eventfd);
+	for (unsigned int i = 0; i < host->nr_guests; i++) {
+		struct guest *g = &host->guests[i];
+
+		if (g->main_state == MAIN_WAITS && host->now_ns >= g->main_deadline_ns) {
+			g->counters.timer_calls++;
+			g->main_state = MAIN_CALLED;
+			g->main_hold_ns = host->now_ns;
+			wakeup_call_main(g);
+		}
 	}
 }
 
-/* After any change: advance the time, and give the turns that are free. */
+/* The vCPU's turn, if it has one, does not go on beyond @limit. It sees that at its next quantum end. */
+static void shorten_turn(struct vcpu *v, int64_t limit)
+{
+	if (v->state == VCPU_RUNNING && v->limit_ns > limit)
+		WRITE_ONCE(v->limit_ns, limit);
+}
+
+/* No turn goes on beyond the horizon. */
+static void shorten_turns(void)
+{
+	const int64_t end = guests_horizon();
+
+	for (size_t i = 0; i < host->nr_vcpus; i++)
+		shorten_turn(&host->vcpus[i], end);
+}
+
+/*
+ * A vCPU that had no turn wants one from its local time on. The turns of the others are shortened,
+ * because none may leave this one further behind than a window.
+ */
+static void make_ready(struct vcpu *v)
+{
+	set_state(v, VCPU_READY);
+	for (size_t i = 0; i < host->nr_vcpus; i++)
+		shorten_turn(&host->vcpus[i], v->local_ns + host->vcpus[i].window_ns);
+}
+
+/*
+ * Give free physical CPUs to the vCPUs that wait. If others still wait, the turns of those that
+ * have one end with their slices.
+ */
+static void give_physical(void)
+{
+	struct vcpu *v;
+
+	if (!host_has_queue())
+		return;
+	while ((v = host_admit()))
+		make_ready(v);
+	if (!host_has_queue())
+		return;
+	for (size_t i = 0; i < host->nr_vcpus; i++) {
+		const int64_t end = host_slice_end(&host->vcpus[i]), local = host->active_ns[i];
+
+		shorten_turn(&host->vcpus[i], end > local ? end : local);
+	}
+}
+
+/* After any change: advance the time, and give the physical CPUs and turns that are free. */
 static void dispatch(void)
 {
 	struct vcpu *v;
 
+	if (host_is_short() && !main_has_precedence())
+		give_physical();
 	advance_time();
-	while (!main_has_precedence() && running < options.turns) {
+	while (!main_has_precedence() && host->running < options.turns) {
 		int64_t limit;
 
 		v = next_to_run();
@@ -207,14 +232,19 @@ static void dispatch(void)
 			break;
 		WRITE_ONCE(v->limit_ns, limit);
 		v->is_fresh = true;
-		counters.turns++;
+		host->guests[v->guest].counters.turns++;
 		perturb_note_turn(v);
 		set_state(v, VCPU_RUNNING);
 		let_look(v);
 	}
-	if (main_has_precedence() && main_asleep && !running)
-		wakeup_change(&main_word, &main_asleep);
-	WRITE_ONCE(wanted, main_has_precedence() || (running < options.turns && furthest_behind()));
+	for (unsigned int i = 0; i < host->nr_guests; i++) {
+		struct guest *g = &host->guests[i];
+
+		if (g->main_asleep && guests_main_may_work(g))
+			wakeup_change(&g->main_word, &g->main_asleep);
+	}
+	WRITE_ONCE(host->wanted,
+		   main_has_precedence() || (host->running < options.turns && furthest_behind()));
 }
 
 /*
@@ -226,10 +256,10 @@ static void check_window(const struct vcpu *v)
 	const int64_t beyond = v->local_ns - v->limit_ns;
 	const uint64_t block_ps = (uint64_t)MAX_BLOCK_INSNS * v->cost_ps + v->late_stall_ps;
 
-	if (beyond > counters.beyond_max_ns)
-		counters.beyond_max_ns = beyond;
+	if (beyond > counters->beyond_max_ns)
+		counters->beyond_max_ns = beyond;
 	if (beyond > (int64_t)(block_ps / 1000))
-		counters.broken++;
+		counters->broken++;
 }
 
 /* Return true once for each general release. */
@@ -253,55 +283,36 @@ static bool wait_for_turn(struct vcpu *v)
 	return v->state == VCPU_RUNNING;
 }
 
-/* The vCPU's turn, if it has one, does not go on beyond @limit. It sees that at its next quantum end. */
-static void shorten_turn(struct vcpu *v, int64_t limit)
-{
-	if (v->state == VCPU_RUNNING && v->limit_ns > limit)
-		WRITE_ONCE(v->limit_ns, limit);
-}
-
-/* No turn goes on beyond the horizon. */
-static void shorten_turns(void)
-{
-	for (size_t i = 0; i < nr_vcpus; i++)
-		shorten_turn(&vcpus[i], horizon());
-}
-
-/*
- * A vCPU that had no turn wants one from its local time on. The turns of the others are shortened,
- * because none may leave this one further behind than a window.
- */
-static void make_ready(struct vcpu *v)
-{
-	set_state(v, VCPU_READY);
-	for (size_t i = 0; i < nr_vcpus; i++)
-		shorten_turn(&vcpus[i], v->local_ns + vcpus[i].window_ns);
-}
-
-/* A vCPU has no physical CPU. The turns of those that have one end with their slices from now on. */
+/* A vCPU wants a physical CPU. */
 static void wait_for_physical(struct vcpu *v)
 {
 	v->waits_since_ns = v->local_ns;
 	set_state(v, VCPU_WAITING);
-	for (size_t i = 0; i < nr_vcpus; i++) {
-		const int64_t end = host_slice_end(&vcpus[i]), local = active_ns[i];
-
-		shorten_turn(&vcpus[i], end > local ? end : local);
-	}
 }
 
-/* A vCPU gives up its physical CPU, if it has one, to one that waits. */
+/*
+ * A vCPU gives up its physical CPU, if it has one, to one that waits. While a main loop works,
+ * several vCPUs may do so in any order: then it stays free until dispatch().
+ */
 static void leave_physical(struct vcpu *v)
 {
-	struct vcpu *next = host_leave(v);
+	struct vcpu *next;
 
+	if (!v->has_physical)
+		return;
+	host_leave(v);
+	if (main_has_precedence())
+		return;
+	next = host_pass_on(v);
 	if (next)
 		make_ready(next);
 }
 
-/* A vCPU without a turn wants to execute from that time on. */
+/* A vCPU without a turn wants to execute from that time on. dispatch() gives it a physical CPU. */
 static void become_ready(struct vcpu *v, int64_t at_ns)
 {
+	if (own->is_gone)
+		return;
 	if (at_ns > v->waits_since_ns) {
 		if (v->state == VCPU_IDLE)
 			v->idle_ns += at_ns - v->waits_since_ns;
@@ -310,10 +321,12 @@ static void become_ready(struct vcpu *v, int64_t at_ns)
 	}
 	if (v->local_ns < at_ns)
 		v->local_ns = at_ns;
-	if (host_admit(v))
+	if (!host_is_short()) {
 		make_ready(v);
-	else
-		wait_for_physical(v);
+		return;
+	}
+	host_wants(v);
+	wait_for_physical(v);
 }
 
 /* The turn of a vCPU that wants to execute on is over. So may be its slice of a physical CPU. */
@@ -331,15 +344,13 @@ static void end_turn(struct vcpu *v)
 	wait_for_physical(v);
 }
 
-/* No vCPU has started, and every local time is the epoch. */
-void turn_init(void)
+/* A vCPU has not started, and its local time is the epoch. */
+void turn_init(struct vcpu *v)
 {
-	for (size_t i = 0; i < MAX_VCPUS; i++) {
-		active_ns[i] = NEVER;
-		ready_ns[i] = NEVER;
-		vcpus[i].local_ns = EPOCH_NS;
-		vcpus[i].window_ns = options.window_ns;
-	}
+	host->active_ns[v - host->vcpus] = NEVER;
+	host->ready_ns[v - host->vcpus] = NEVER;
+	v->local_ns = EPOCH_NS;
+	v->window_ns = options.window_ns;
 }
 
 /*
@@ -358,7 +369,7 @@ bool turn_take(struct vcpu *v)
 	if (v->state == VCPU_RUNNING) {
 		end_turn(v);
 	} else if (v->state != VCPU_READY && v->state != VCPU_WAITING) {
-		become_ready(v, now_ns);
+		become_ready(v, host->now_ns);
 	}
 	has_turn = wait_for_turn(v);
 	wakeup_unlock();
@@ -400,7 +411,7 @@ bool turn_wait(struct vcpu *v, enum vcpu_state state)
 	 * undone that. Only this thread clears the mark, so no kick is lost.
 	 */
 	if (__atomic_exchange_n(&v->kicked, false, __ATOMIC_SEQ_CST)) {
-		become_ready(v, now_ns);
+		become_ready(v, host->now_ns);
 		dispatch();
 		has_turn = v->state == VCPU_RUNNING;
 		wakeup_unlock();
@@ -435,7 +446,7 @@ void turn_wake(struct vcpu *v)
 
 	wakeup_lock();
 	if (waits_for_kick(v)) {
-		int64_t at = now_ns;
+		int64_t at = host->now_ns;
 
 		if (self && self->state == VCPU_RUNNING && vcpu_local_now(self) > at)
 			at = vcpu_local_now(self);
@@ -453,12 +464,12 @@ bool turn_extend(struct vcpu *v)
 {
 	bool goes_on;
 
-	WRITE_ONCE(active_ns[v - vcpus], v->local_ns);
-	if (!READ_ONCE(wanted) && v->local_ns < READ_ONCE(v->limit_ns))
+	WRITE_ONCE(host->active_ns[v - host->vcpus], v->local_ns);
+	if (!READ_ONCE(host->wanted) && v->local_ns < READ_ONCE(v->limit_ns))
 		return true;
 
 	wakeup_lock();
-	counters.slow_quanta++;
+	counters->slow_quanta++;
 	check_window(v);
 	dispatch();
 	goes_on = !main_has_precedence() && v->local_ns < host_slice_end(v);
@@ -490,7 +501,7 @@ void turn_release_all(void)
 /* Any thread: return the machine's virtual time. */
 int64_t turn_now(void)
 {
-	return __atomic_load_n(&now_ns, __ATOMIC_ACQUIRE);
+	return __atomic_load_n(&host->now_ns, __ATOMIC_ACQUIRE);
 }
 
 /*
@@ -504,35 +515,33 @@ static void expect_main(void)
 
 	/* A vCPU that executes alone has not advanced the time since its turn began. */
 	advance_time();
-	end = now_ns + options.window_ns;
-	main_state = MAIN_CALLED;
-	main_hold_ns = main_deadline_ns < end ? main_deadline_ns : end;
+	end = host->now_ns + options.window_ns;
+	own->main_state = MAIN_CALLED;
+	own->main_hold_ns = own->main_deadline_ns < end ? own->main_deadline_ns : end;
 	shorten_turns();
 }
 
 /*
- * The main loop is about to wait in ppoll() until @deadline_ns, or for
- * @eventfd. A turn that was given before may go on for longer than that: a vCPU
+ * The main loop is about to wait in ppoll() until @deadline_ns. A turn that was given before may go on for longer than that: a vCPU
  * that executes alone has a turn until the timer that was next then, and may
  * have set an earlier one since. Its turn is shortened, or it would pass the
  * earlier timer by up to a tick.
  */
-void turn_main_waits(int64_t deadline_ns, int eventfd)
+void turn_main_waits(int64_t deadline_ns)
 {
 	wakeup_lock();
-	main_eventfd = eventfd;
-	main_deadline_ns = deadline_ns + perturb_timer(deadline_ns);
-	if (main_renotified) {
+	own->main_deadline_ns = deadline_ns + perturb_timer(deadline_ns);
+	if (own->main_renotified) {
 		/*
 		 * A vCPU notified the main loop while the main loop was busy.
 		 * Whether ppoll() sees that is a race, so make ppoll() return
 		 * in any case.
 		 */
-		main_renotified = false;
+		own->main_renotified = false;
 		expect_main();
-		wakeup_call_main(main_eventfd);
+		wakeup_call_main(own);
 	} else {
-		main_state = MAIN_WAITS;
+		own->main_state = MAIN_WAITS;
 	}
 	shorten_turns();
 	dispatch();
@@ -541,23 +550,25 @@ void turn_main_waits(int64_t deadline_ns, int eventfd)
 
 /*
  * The main loop has returned from ppoll(), and works from here on. In
- * deterministic mode it first waits until no vCPU has a turn.
+ * deterministic mode it first waits until no vCPU has a turn, and no other main loop works or comes
+ * before it.
  */
 void turn_main_woken(void)
 {
 	wakeup_lock();
-	if (main_state == MAIN_WAITS) {
-		counters.host_calls++;
+	if (own->main_state == MAIN_WAITS) {
+		counters->host_calls++;
 		expect_main();
 	}
-	while (options.deterministic && running) {
-		WRITE_ONCE(wanted, true);
-		wakeup_sleep(&main_word, &main_asleep);
+	while (options.deterministic && !guests_main_may_work(own)) {
+		WRITE_ONCE(host->wanted, true);
+		wakeup_sleep(&own->main_word, &own->main_asleep);
 	}
-	main_state = MAIN_BUSY;
-	if (main_deadline_ns <= now_ns && now_ns - main_deadline_ns > counters.late_max_ns)
-		counters.late_max_ns = now_ns - main_deadline_ns;
-	clock_freeze_main(now_ns);
+	own->main_state = MAIN_BUSY;
+	if (own->main_deadline_ns <= host->now_ns &&
+	    host->now_ns - own->main_deadline_ns > counters->late_max_ns)
+		counters->late_max_ns = host->now_ns - own->main_deadline_ns;
+	clock_freeze_main(host->now_ns);
 	wakeup_unlock();
 }
 
@@ -569,12 +580,12 @@ void turn_main_woken(void)
 void turn_main_notified(int fd)
 {
 	wakeup_lock();
-	if (main_state == MAIN_WAITS && mainloop_polls(fd)) {
-		counters.notify_calls++;
+	if (own->main_state == MAIN_WAITS && mainloop_polls(fd)) {
+		counters->notify_calls++;
 		expect_main();
-		WRITE_ONCE(wanted, true);
-	} else if (main_state == MAIN_BUSY) {
-		main_renotified = true;
+		WRITE_ONCE(host->wanted, true);
+	} else if (own->main_state == MAIN_BUSY) {
+		own->main_renotified = true;
 	}
 	wakeup_unlock();
 	if (options.deterministic && self)
@@ -587,34 +598,29 @@ bool turn_machine_sleeps(void)
 	bool sleeps;
 
 	wakeup_lock();
-	sleeps = least_active(NULL) == NEVER && main_state == MAIN_WAITS &&
-		 main_deadline_ns == NEVER;
+	sleeps = least_active(NULL) == NEVER && !guests_main_is_active() &&
+		 guests_horizon() == NEVER;
 	wakeup_unlock();
 	return sleeps;
 }
 
-static const char *const state_names[] = { "off", "idle", "waiting", "working", "ready", "running" };
-static const char *const main_names[] = { "busy", "waits", "called" };
-
-/* Print the machine's state, for the watchdog. Takes no lock: a thread that hangs may hold it. */
-void turn_dump(void)
+/*
+ * Under the lock: a guest has ended, or its process has died in the middle of anything. Its vCPUs
+ * are off, its physical CPUs are the others', and its main loop has no timer.
+ */
+void turn_leave(struct guest *g)
 {
-	const int64_t now = turn_now();
-
-	fprintf(stderr, "magpie-vtime: virtual time %.9f s, %u of %u turns given, main loop %s",
-		(now - EPOCH_NS) / 1e9, running, options.turns, main_names[main_state]);
-	if (main_deadline_ns != NEVER)
-		fprintf(stderr, ", next timer in %.3f us", (main_deadline_ns - now) / 1e3);
-	fprintf(stderr, "\n");
-	for (size_t i = 0; i < nr_vcpus; i++) {
-		const struct vcpu *v = &vcpus[i];
-
-		fprintf(stderr,
-			"magpie-vtime: cpu %zu %s%s%s%s, local time %+.3f us, limit %+.3f us, %llu instructions\n",
-			i, state_names[v->state], v->asleep ? ", waits for a turn" : "",
-			v->yields ? ", yields" : "", v->kicked ? ", kicked" : "",
-			(v->local_ns - now) / 1e3,
-			v->limit_ns == NEVER ? 0.0 : (v->limit_ns - now) / 1e3,
-			(unsigned long long)v->insns);
-	}
+	g->is_gone = true;
+	g->main_state = MAIN_WAITS;
+	g->main_deadline_ns = NEVER;
+	g->main_asleep = false;
+	guests_note_end();
+	for (unsigned int i = 0; i < g->nr_vcpus; i++)
+		set_state(&host->vcpus[g->first_vcpu + i], VCPU_OFF);
+	for (unsigned int i = 0; i < g->nr_vcpus; i++)
+		leave_physical(&host->vcpus[g->first_vcpu + i]);
+	host->running = 0;
+	for (unsigned int i = 0; i < host->nr_vcpus; i++)
+		host->running += host->vcpus[i].state == VCPU_RUNNING;
+	dispatch();
 }

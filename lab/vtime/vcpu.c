@@ -32,8 +32,6 @@ static struct cond_of_vcpu conds[CONDS];
 static struct qemu_plugin_scoreboard *scoreboard;
 static pthread_mutex_t *big_lock;
 
-struct vcpu vcpus[MAX_VCPUS];
-unsigned int nr_vcpus;
 __thread struct vcpu *self;
 
 /* Return the slot at which the search for this condition variable begins. */
@@ -217,7 +215,7 @@ bool vcpu_is_big_lock(const pthread_mutex_t *mutex)
 
 /*
  * QEMU has translated a block: add the counting, and what memory.c, breakpoint.c,
- * snapshot.c, profile.c and work.c need.
+ * snapshot.c, span.c, profile.c and work.c need.
  */
 static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
@@ -233,6 +231,7 @@ static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 	memory_watch(tb);
 	breakpoint_watch(tb);
 	snapshot_watch(tb);
+	span_watch(tb);
 	if (work_has_nopl(tb, NOPL_WORK))
 		qemu_plugin_register_vcpu_tb_exec_cb(tb, work_begins, QEMU_PLUGIN_CB_NO_REGS, NULL);
 }
@@ -241,7 +240,7 @@ static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 static void vcpu_init(qemu_plugin_id_t id, unsigned int index)
 {
 	(void)id;
-	if (index >= MAX_VCPUS)
+	if (index >= nr_vcpus)
 		abort();
 	self = &vcpus[index];
 	/* QEMU may move the scoreboard for each new vCPU. No vCPU executes meanwhile. */

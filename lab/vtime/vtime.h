@@ -24,6 +24,8 @@
  *	perturb.c	another schedule of the vCPUs, by a seed
  *	snapshot.c	the machine at a mark, run again and again with other seeds
  *	host.c		physical CPUs, if there are fewer than vCPUs
+ *	guests.c	several guests on one host: the state that they share
+ *	span.c		what a guest of such a host had between two marks
  *	smt.c		the speed of a CPU whose sibling is busy
  *	memory.c	what memory costs; memory.h names the files of the model
  *	interpose.c	the C library functions that are replaced
@@ -47,7 +49,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define NEVER INT64_MAX
-#define MAX_VCPUS 1024
+#define MAX_VCPUS 1024 /* of all guests of a host */
+#define MAX_GUESTS 16
 #define MAX_BLOCK_INSNS 512 /* QEMU's TCG_MAX_INSNS */
 
 /*
@@ -55,7 +58,7 @@
  * pads code with them.
  */
 #define NOPL_WORK 0x4d41574b /* work.c */
-#define NOPL_BEGIN 0x4d41574c /* snapshot.c */
+#define NOPL_BEGIN 0x4d41574c /* snapshot.c, span.c */
 #define NOPL_END 0x4d41574d
 
 /* Virtual time begins here, because QEMU subtracts from clocks. */
@@ -75,7 +78,11 @@ struct options {
 	unsigned int hang_s; /* real seconds without progress until the machine is ended */
 	const char *report; /* file for the report; NULL: standard error */
 	const char *profile; /* file for the profile; NULL: none */
-	const char *snapshot; /* socket of the lab that sends seeds; NULL: marks mean nothing */
+	const char *snapshot; /* socket of the lab that sends seeds; NULL: none are sent */
+	const char *host; /* file of the state that the guests of a host share; NULL: one guest */
+	unsigned int guests, guest; /* how many guests the host has, and which this is */
+	unsigned int first_vcpu, host_vcpus; /* its first vCPU of all those of the host */
+	bool background; /* the run is over without it */
 };
 
 enum vcpu_state {
@@ -88,6 +95,8 @@ enum vcpu_state {
 };
 
 struct vcpu {
+	unsigned int guest; /* whose vCPU it is */
+
 	/* Written by turn.c under its lock, read anywhere. */
 	enum vcpu_state state;
 	uint32_t turn_word; /* futex: changes when the vCPU must look at its state again */
@@ -141,6 +150,51 @@ struct counters {
 	int64_t late_max_ns; /* how late a timer was served at most */
 };
 
+enum main_state {
+	MAIN_BUSY, /* serves timers or I/O, may set new timers */
+	MAIN_WAITS, /* in ppoll() until main_deadline_ns */
+	MAIN_CALLED, /* has a reason to return from ppoll(), but has not returned */
+};
+
+/* A guest: a QEMU process, with its main loop. Under turn.c's lock. */
+struct guest {
+	pid_t pid; /* 0: has not joined */
+	bool is_gone; /* has ended */
+	bool is_background; /* the run is over once all others have ended */
+	unsigned int first_vcpu, nr_vcpus;
+	struct counters counters;
+	enum main_state main_state;
+	int64_t main_deadline_ns;
+	int64_t main_hold_ns; /* no turn goes beyond it unless MAIN_WAITS */
+	bool main_renotified; /* a vCPU notified the main loop while it was busy */
+	bool main_asleep; /* sleeps on main_word */
+	uint32_t main_word; /* futex: changes when the main loop may go on */
+};
+
+/*
+ * The state of turn.c and host.c. All guests of a host share it, see guests.c. Every turn scans
+ * all vCPUs. The two arrays are dense, 2 KiB each for 256 vCPUs, so a scan reads fewer cache lines
+ * than the vCPUs themselves have.
+ */
+struct host {
+	bool is_ready;
+	bool is_over; /* time stands still, and the background guests end */
+	pthread_mutex_t lock;
+	unsigned int nr_guests, nr_vcpus;
+	int64_t now_ns;
+	unsigned int running; /* turns given */
+	/*
+	 * A vCPU wants a turn, or a main loop wants to work: each running vCPU looks at the others
+	 * at its next quantum end.
+	 */
+	bool wanted;
+	int64_t even_ns; /* see host.c */
+	int64_t active_ns[MAX_VCPUS]; /* local time if ready or running, else NEVER */
+	int64_t ready_ns[MAX_VCPUS]; /* local time if ready, else NEVER */
+	struct guest guests[MAX_GUESTS];
+	struct vcpu vcpus[MAX_VCPUS];
+};
+
 /* The perturbation since the begin mark. Written under turn.c's lock. */
 struct perturbation {
 	bool is_on;
@@ -150,6 +204,13 @@ struct perturbation {
 	uint64_t schedule; /* fingerprint of these turns */
 	uint64_t stops; /* of vCPUs */
 	int64_t stopped_ns;
+};
+
+/* What the vCPUs of a guest have had so far, or between its marks. */
+struct span {
+	int64_t begin_ns, end_ns;
+	uint64_t insns;
+	int64_t idle_ns, steal_ns;
 };
 
 /* An option of the plugin whose value is a number. */
@@ -169,35 +230,37 @@ struct memory_counts {
 };
 
 extern struct options options;
-extern struct vcpu vcpus[MAX_VCPUS];
+extern struct host *host;
+extern struct guest *own; /* the guest of this process */
+extern struct vcpu *vcpus; /* its vCPUs */
 extern unsigned int nr_vcpus;
-extern struct counters counters;
+extern struct counters *counters; /* its counters */
 extern bool is_active; /* the plugin is installed: time is virtual */
 extern __thread struct vcpu *self;
 
 #define READ_ONCE(x) __atomic_load_n(&(x), __ATOMIC_RELAXED)
 #define WRITE_ONCE(x, v) __atomic_store_n(&(x), (v), __ATOMIC_RELAXED)
-#define COUNT(name) __atomic_fetch_add(&counters.name, 1, __ATOMIC_RELAXED)
+#define COUNT(name) __atomic_fetch_add(&counters->name, 1, __ATOMIC_RELAXED)
 
 /* turn.c */
-void turn_init(void);
+void turn_init(struct vcpu *v);
 bool turn_take(struct vcpu *v);
 bool turn_extend(struct vcpu *v);
 bool turn_wait(struct vcpu *v, enum vcpu_state state);
 void turn_wake(struct vcpu *v);
 void turn_release_all(void);
 int64_t turn_now(void);
-void turn_main_waits(int64_t deadline_ns, int eventfd);
+void turn_main_waits(int64_t deadline_ns);
 void turn_main_woken(void);
 void turn_main_notified(int fd);
 bool turn_machine_sleeps(void);
-void turn_dump(void);
+void turn_leave(struct guest *g);
 
 /* wakeup.c */
 void wakeup_lock(void);
 void wakeup_unlock(void);
 void wakeup_change(uint32_t *word, bool *asleep);
-void wakeup_call_main(int eventfd);
+void wakeup_call_main(const struct guest *g);
 void wakeup_sleep(uint32_t *word, bool *asleep);
 
 /* vcpu.c */
@@ -245,9 +308,26 @@ void snapshot_watch(struct qemu_plugin_tb *tb);
 
 /* host.c */
 bool host_is_short(void);
-bool host_admit(struct vcpu *v);
-struct vcpu *host_leave(struct vcpu *v);
+void host_wants(struct vcpu *v);
+struct vcpu *host_admit(void);
+void host_leave(struct vcpu *v);
+struct vcpu *host_pass_on(const struct vcpu *v);
+bool host_has_queue(void);
 int64_t host_slice_end(const struct vcpu *v);
+
+/* guests.c */
+void guests_init(void);
+int guests_wake_fd(const struct guest *g);
+void guests_bury(void);
+void guests_note_end(void);
+int64_t guests_horizon(void);
+bool guests_main_is_active(void);
+bool guests_main_may_work(const struct guest *g);
+
+/* span.c */
+struct span span_so_far(void);
+bool span_has_begun(void);
+void span_watch(struct qemu_plugin_tb *tb);
 
 /* smt.c */
 uint32_t smt_cost_ps(const struct vcpu *v);

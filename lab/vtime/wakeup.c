@@ -5,41 +5,40 @@
  * Each wakeup is a system call, so the thread that holds the lock only notes which threads to wake,
  * and makes the calls after the unlock.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <unistd.h>
 
 #include "vtime.h"
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
 /* The wakeups that this thread has noted. */
-static __thread uint32_t *to_wake[MAX_VCPUS + 1];
+static __thread uint32_t *to_wake[MAX_VCPUS + MAX_GUESTS];
 static __thread unsigned int nr_to_wake;
-static __thread int fd_to_write = -1;
+static __thread const struct guest *to_call[MAX_GUESTS];
+static __thread unsigned int nr_to_call;
 
+/* A guest may have died with the lock. Its state is what guests_bury() mends. */
 void wakeup_lock(void)
 {
-	pthread_mutex_lock(&lock);
+	if (pthread_mutex_lock(&host->lock) == EOWNERDEAD)
+		pthread_mutex_consistent(&host->lock);
 }
 
 /* Release the lock, then make the wakeups that were noted under it. */
 void wakeup_unlock(void)
 {
-	const unsigned int nr = nr_to_wake;
-	const int fd = fd_to_write;
+	const unsigned int nr = nr_to_wake, calls = nr_to_call;
+	const uint64_t one = 1;
 
 	nr_to_wake = 0;
-	fd_to_write = -1;
-	pthread_mutex_unlock(&lock);
+	nr_to_call = 0;
+	pthread_mutex_unlock(&host->lock);
 
 	for (unsigned int i = 0; i < nr; i++)
 		futex_wake(to_wake[i]);
-	if (fd >= 0) {
-		const uint64_t one = 1;
-
-		if (write(fd, &one, sizeof(one)) < 0)
+	for (unsigned int i = 0; i < calls; i++)
+		if (write(guests_wake_fd(to_call[i]), &one, sizeof(one)) < 0)
 			perror("magpie-vtime: cannot wake QEMU's main loop");
-	}
 }
 
 /* Under the lock: change @word, and note a wakeup if its one thread is asleep. */
@@ -52,10 +51,10 @@ void wakeup_change(uint32_t *word, bool *asleep)
 	}
 }
 
-/* Under the lock: have the main loop return from ppoll(), which waits for this eventfd. */
-void wakeup_call_main(int eventfd)
+/* Under the lock: have the guest's main loop return from ppoll(), once for each change of its state. */
+void wakeup_call_main(const struct guest *g)
 {
-	fd_to_write = eventfd;
+	to_call[nr_to_call++] = g;
 }
 
 /*

@@ -33,7 +33,7 @@ static void want_report(int signal)
 	report_wanted = 1;
 }
 
-/* Sleep for a second, and write the report if SIGUSR2 asked for it. */
+/* Sleep for a second, write the report if SIGUSR2 asked for it, and look for guests that ended. */
 static void sleep_second(void)
 {
 	const struct timespec pause = { .tv_nsec = 1000000000 / LOOKS_PER_SECOND };
@@ -44,17 +44,51 @@ static void sleep_second(void)
 			report_wanted = 0;
 			report_write("running");
 		}
+		guests_bury();
+		if (host->is_over && !own->is_gone) {
+			report_write("over");
+			_exit(0);
+		}
 	}
 }
 
 /* Return a number that changes when the machine makes progress. */
 static uint64_t progress(void)
 {
-	uint64_t sum = turn_now() + READ_ONCE(counters.turns) + READ_ONCE(counters.host_calls);
+	uint64_t sum = turn_now() + READ_ONCE(counters->turns) + READ_ONCE(counters->host_calls);
 
 	for (unsigned int i = 0; i < nr_vcpus; i++)
 		sum += READ_ONCE(vcpus[i].quanta);
 	return sum;
+}
+
+static const char *const state_names[] = { "off", "idle", "waiting", "working", "ready", "running" };
+static const char *const main_names[] = { "busy", "waits", "called" };
+
+/* Print the machine's state, for the watchdog. Takes no lock: a thread that hangs may hold it. */
+static void dump(void)
+{
+	const int64_t now = turn_now();
+
+	fprintf(stderr, "magpie-vtime: virtual time %.9f s, %u of %u turns given, main loop %s",
+		(now - EPOCH_NS) / 1e9, host->running, options.turns, main_names[own->main_state]);
+	if (own->main_deadline_ns != NEVER)
+		fprintf(stderr, ", next timer in %.3f us", (own->main_deadline_ns - now) / 1e3);
+	fprintf(stderr, "\n");
+	for (size_t i = 0; i < host->nr_guests; i++)
+		if (!host->guests[i].pid)
+			fprintf(stderr, "magpie-vtime: guest %zu has not started\n", i);
+	for (size_t i = 0; i < nr_vcpus; i++) {
+		const struct vcpu *v = &vcpus[i];
+
+		fprintf(stderr,
+			"magpie-vtime: cpu %zu %s%s%s%s, local time %+.3f us, limit %+.3f us, %llu instructions\n",
+			i, state_names[v->state], v->asleep ? ", waits for a turn" : "",
+			v->yields ? ", yields" : "", v->kicked ? ", kicked" : "",
+			(v->local_ns - now) / 1e3,
+			v->limit_ns == NEVER ? 0.0 : (v->limit_ns - now) / 1e3,
+			(unsigned long long)v->insns);
+	}
 }
 
 /*
@@ -89,7 +123,7 @@ static void *watch(void *unused)
 			"(raise hang=SECONDS), or this is a fault of magpie-vtime: please report "
 			"it with these lines.\n",
 			stalled_s);
-		turn_dump();
+		dump();
 		report_write("hang");
 		_exit(EXIT_HANG);
 	}

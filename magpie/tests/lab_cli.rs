@@ -139,3 +139,42 @@ fn machines_and_kernels_are_listed_as_json() {
         );
     }
 }
+
+#[test]
+fn a_host_that_cannot_be_says_why() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("host.toml");
+    let path = file.to_str().expect("UTF-8");
+    let guest = "[[guest]]\nname = \"one\"\nmachine = \"vt2\"\ncommand = \"true\"\n";
+    for (text, arguments, complaint) in [
+        (
+            guest,
+            vec!["--guest", "tiny2", "--", "true"],
+            "in virtual time",
+        ),
+        (guest, vec!["--guest", "vt8", "--", "true"], "neither SMT"),
+        (
+            guest,
+            vec!["--guest", "vt2", "--guest", "vt4", "--", "true"],
+            "differ in mips",
+        ),
+        (guest, vec![], "--guest"),
+        (guest, vec!["--guest", "vt2"], "behind `--`"),
+        (guest, vec![path, "--sched", "two=eevdf"], "it has one"),
+        (guest, vec![path, "--sched", "one"], "NAME=SCHEDULER"),
+        ("speed = 1\n", vec![path], "speed"),
+        (
+            &format!("{guest}background = true\n"),
+            vec![path],
+            "all guests are in the background",
+        ),
+    ] {
+        std::fs::write(&file, text).expect("writes");
+        magpie()
+            .args(["lab", "host"])
+            .args(&arguments)
+            .assert()
+            .code(125)
+            .stderr(contains(complaint));
+    }
+}

@@ -1,15 +1,20 @@
-//! The machine, the kernel and the scheduler of a guest, as the commands of `magpie lab` take them.
+//! The machine, the kernel, the scheduler and the command of a guest, as the commands of `magpie lab` take them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use super::terminal::Spinner;
 use crate::files::find_program;
 use crate::kernel::KernelChoice;
 use crate::machine::Machine;
 use crate::options::GuestOptions;
+use crate::{image, packages};
+
+/// Exit code of commands that end with a guest's, when the lab itself failed. Commands seldom end
+/// with it.
+pub(super) const LAB_FAILED: u8 = 125;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Vm {
@@ -62,4 +67,34 @@ pub(super) fn scheduler_of(line: &str, options: &mut GuestOptions) -> Result<Vec
 pub(super) fn guest_name(program: &Path) -> Result<String> {
     let name = program.file_name().context("a program has a file name")?;
     Ok(format!("/bin/{}", name.to_string_lossy()))
+}
+
+/// Returns the host program to copy for a command, or `None` if the guest has the program. A path
+/// that is a file here is copied; any other path is one of the guest. A name is looked for among the
+/// files and packages of the guest, in busybox, and then on the host.
+pub(super) fn to_copy(command: &str, options: &GuestOptions) -> Result<Option<PathBuf>> {
+    if command.contains('/') {
+        let path = PathBuf::from(command);
+        return Ok(path.is_file().then_some(path));
+    }
+    let mut files = options.files.iter();
+    if files.any(|file| file.file_name().is_some_and(|name| name == command)) {
+        return Ok(None);
+    }
+    let folders = packages::unpacked(&options.packages, &options.progress)?;
+    let in_package = folders.iter().any(|folder| {
+        ["usr/bin", "usr/sbin", "bin", "sbin"]
+            .iter()
+            .any(|bin| folder.join(bin).join(command).exists())
+    });
+    if in_package || image::is_applet(command)? {
+        return Ok(None);
+    }
+    match find_program(command) {
+        Some(program) => Ok(Some(program)),
+        None => bail!(
+            "there is no program \"{command}\" among the files and packages given, in busybox or on \
+             this host; name the Debian package that has it with --package"
+        ),
+    }
 }

@@ -89,11 +89,10 @@ pub(super) fn start(options: &GuestOptions, job: &str) -> Result<Qemu> {
     boot::start(&options, &kernel, Accelerator::Tcg)
 }
 
-/// Returns a job that starts a scheduler, runs a command under it and stops it. The job's exit code
-/// is the command's, or 125 if the scheduler did not start or did not last; then the job prints the
+/// Returns a job that starts a scheduler, runs a shell command under it and stops it. The job's exit
+/// code is the command's, or 125 if the scheduler did not start or did not last; then the job prints the
 /// scheduler's output.
-pub(crate) fn job(scheduler: Option<&[String]>, command: &[String]) -> String {
-    let command = shell_words::join(command);
+pub(crate) fn job(scheduler: Option<&[String]>, command: &str) -> String {
     let Some(scheduler) = scheduler else {
         return format!("{command}\n");
     };
@@ -110,12 +109,17 @@ pub(crate) fn job(scheduler: Option<&[String]>, command: &[String]) -> String {
 }
 
 /// Returns the kernel's release, the exit code, and the output between the marks of `vtime-batch`.
-fn parse(console: &str) -> Option<(String, i32, String)> {
-    let (_, rest) = console.split_once(BEGIN)?;
-    let (release, rest) = rest.split_once('\n')?;
+pub(super) fn parse(console: &str) -> Option<(String, i32, String)> {
+    let (release, rest) = parse_begin(console)?;
     let (output, end) = rest.rsplit_once(END)?;
     let code = end.lines().next()?.trim().parse().ok()?;
     Some((release.trim().into(), code, output.to_string()))
+}
+
+/// Returns the kernel's release, and the output after the begin mark of `vtime-batch`.
+pub(super) fn parse_begin(console: &str) -> Option<(&str, &str)> {
+    let (_, rest) = console.split_once(BEGIN)?;
+    rest.split_once('\n')
 }
 
 #[cfg(test)]
@@ -124,10 +128,9 @@ mod tests {
 
     #[test]
     fn words_of_a_job_stay_words() {
-        let command = ["echo".to_string(), "a b; c".to_string()];
-        assert_eq!(job(None, &command), "echo 'a b; c'\n");
+        assert_eq!(job(None, "echo 'a b; c'"), "echo 'a b; c'\n");
         let scheduler = ["/bin/s".to_string(), "--x=1 2".to_string()];
-        assert!(job(Some(&scheduler), &command).contains("/bin/s '--x=1 2' >/run/scheduler"));
+        assert!(job(Some(&scheduler), "true").contains("/bin/s '--x=1 2' >/run/scheduler"));
     }
 
     #[test]

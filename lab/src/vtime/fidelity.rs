@@ -16,7 +16,7 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Fidelity {
     /// Why the report was written: "running" (the lab asked for it), "exit", "mark" (the
-    /// end mark of a seed) or "hang".
+    /// end mark of a seed), "over" (the other guests of a host have ended) or "hang".
     pub end: String,
     /// The guest's architecture, as QEMU names it.
     pub target: String,
@@ -73,6 +73,9 @@ pub struct Fidelity {
     /// The perturbation by a seed; `None` without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub perturbation: Option<Perturbation>,
+    /// What the guest had between its marks; `None` where there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub span: Option<Span>,
     /// Misses of all CPUs, and what they cost; `None` for a machine without memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryCounts>,
@@ -93,6 +96,21 @@ pub struct Perturbation {
     pub stops: u64,
     /// Virtual nanoseconds that all stops took together.
     pub stopped_ns: i64,
+}
+
+/// What all CPUs of a guest had between its marks (`lab/vtime/span.c`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Span {
+    /// Virtual time of the begin mark, since the machine's start.
+    pub begin_ns: i64,
+    /// Virtual time of the end mark, or of the report if there was none.
+    pub end_ns: i64,
+    /// Instructions executed.
+    pub instructions: u64,
+    /// Virtual nanoseconds halted.
+    pub idle_ns: i64,
+    /// Virtual nanoseconds without a physical CPU while it wanted to execute.
+    pub steal_ns: i64,
 }
 
 /// Counts of one vCPU.

@@ -41,6 +41,8 @@ sources!(
     "clock.c",
     "smt.c",
     "host.c",
+    "guests.c",
+    "span.c",
     "memory.c",
     "memory_options.c",
     "contention.c",

@@ -41,6 +41,7 @@ mod scheduler_survival;
 mod scheduler_throttled;
 mod scheduler_wakeup;
 mod trace;
+mod vtime_guests;
 mod vtime_host;
 mod vtime_machine;
 mod vtime_memory;

@@ -1,0 +1,356 @@
+//! `magpie lab host`: several guests on the CPUs of one host, in virtual time.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::terminal::{Spinner, write_json};
+use super::vm::{LAB_FAILED, guest_name, scheduler_of, to_copy};
+use crate::files::find_program;
+use crate::kernel::KernelChoice;
+use crate::machine::Machine;
+use crate::options::GuestOptions;
+use crate::vtime::host::{self, End, GuestOutcome, Host, HostGuest};
+
+/// Runs several guests on the physical CPUs of one host, in virtual time.
+///
+/// All guests share one clock and one set of physical CPUs, which their CPUs take turns on as under a
+/// host's fair scheduler. They boot together, load their schedulers, begin their commands at the same
+/// time, and the run ends when all commands have ended. It is deterministic: the same guests print
+/// the same, byte for byte, in every run.
+///
+/// For each guest the report has how long its command took, how much of the physical CPUs it had
+/// meanwhile, and its true steal time, all in virtual seconds.
+///
+/// The exit code is that of the first guest whose command failed, or 125 if the lab failed, or if a
+/// guest died. The other guests run on without that one.
+#[derive(Debug, clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct Args {
+    /// File that describes the host and its guests (see below).
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// A guest: its machine in virtual time, and its scheduler with options (without one: the
+    /// kernel's own). May be given several times; all run the command at the end of the line.
+    #[arg(long, value_name = "MACHINE[:SCHEDULER]", conflicts_with = "file")]
+    guest: Vec<String>,
+    /// Physical CPUs of the host [default: the file's, else 2].
+    #[arg(long, value_name = "N")]
+    physical_cpus: Option<u32>,
+    /// Second of the guests' clocks at which all begin their commands: later than the last one is
+    /// ready [default: the file's, else 30].
+    #[arg(long, value_name = "SECONDS")]
+    start: Option<u32>,
+    /// Run the scheduler SCHEDULER in the guest NAME of the file instead of the file's; `eevdf` is
+    /// the kernel's own. May be given several times.
+    #[arg(long, value_name = "NAME=SCHEDULER", requires = "file")]
+    sched: Vec<String>,
+    /// Debian package to unpack into every guest. May be given several times.
+    #[arg(long, value_name = "NAME")]
+    package: Vec<String>,
+    /// Seconds of real time that the run may take, boot included.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1200)]
+    timeout: u64,
+    /// Write the report as JSON to a file, `-` for standard output.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Command and its arguments, of the guests that --guest gives.
+    #[arg(last = true, value_name = "COMMAND", conflicts_with = "file")]
+    command: Vec<String>,
+}
+
+const AFTER_HELP: &str = "\
+A file:
+  physical_cpus = 2
+  start_seconds = 30          # optional, like all keys below but name, machine and command
+  host_slice_ns = 2800000     # how long a CPU of a guest runs while others wait
+  [[guest]]
+  name = \"ours\"
+  machine = \"vt8on2\"          # in virtual time, without SMT and memory; or a file
+  scheduler = \"scx_magpie\"
+  packages = [\"rt-tests\"]
+  command = \"hackbench -g 1 -l 50\"
+  [[guest]]
+  name = \"neighbour\"
+  machine = \"vt8on2\"
+  kernel = \"7.2\"
+  copy = [\"magpie-load\"]      # programs of this host
+  background = true           # runs beside the others, and ends when they have
+  command = \"while :; do magpie-load hogs --count 8 --seconds 1; sleep 1; done\"
+
+Examples:
+  magpie lab host --guest vt8on2 --guest vt8on2:scx_magpie --package rt-tests -- \\
+      hackbench -g 1 -l 50
+  magpie lab host lab/hosts/neighbours.toml --sched measured=scx_magpie --json -";
+
+/// A file of a host.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HostFile {
+    physical_cpus: Option<u32>,
+    start_seconds: Option<u32>,
+    host_slice_ns: Option<u64>,
+    guest: Vec<GuestEntry>,
+}
+
+/// A guest of such a file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GuestEntry {
+    name: String,
+    machine: String,
+    kernel: Option<String>,
+    scheduler: Option<String>,
+    #[serde(default)]
+    packages: Vec<String>,
+    #[serde(default)]
+    copy: Vec<String>,
+    #[serde(default)]
+    background: bool,
+    command: String,
+}
+
+/// Runs the guests, prints their output and what each had. Returns the exit code.
+pub fn run(args: &Args) -> Result<u8> {
+    ensure!(
+        args.file.is_some() || !(args.guest.is_empty() || args.command.is_empty()),
+        "name the FILE of a host, or give each guest by --guest, and their command behind `--`; \
+         `magpie lab host --help` has examples"
+    );
+    let spinner = Spinner::new();
+    let mut file = match &args.file {
+        Some(path) => read(path)?,
+        None => of_arguments(args)?,
+    };
+    replace_schedulers(&mut file, &args.sched)?;
+    let mut described = Host::new(args.physical_cpus.or(file.physical_cpus).unwrap_or(2));
+    described.start_seconds = args
+        .start
+        .or(file.start_seconds)
+        .unwrap_or(Host::START_SECONDS);
+    if let Some(slice) = file.host_slice_ns {
+        described.host_slice_ns = slice;
+    }
+    let guests = file
+        .guest
+        .iter()
+        .map(|entry| guest_of(entry, args, &spinner))
+        .collect::<Result<Vec<_>>>()?;
+    let outcomes = host::run(&described, &guests, Duration::from_secs(args.timeout))?;
+    spinner.clear();
+    if args.json.as_deref() != Some(Path::new("-")) {
+        print(&guests, &outcomes);
+    }
+    if let Some(path) = &args.json {
+        write_json(path, &record(&described, &guests, &outcomes))?;
+    }
+    Ok(code(&outcomes))
+}
+
+/// Reads a file of a host.
+fn read(path: &Path) -> Result<HostFile> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read the host's file {}", path.display()))?;
+    toml::from_str(&text)
+        .with_context(|| format!("the host's file {} is not valid", path.display()))
+}
+
+/// Returns the guests that the arguments describe.
+fn of_arguments(args: &Args) -> Result<HostFile> {
+    let guest = |(index, text): (usize, &String)| -> Result<GuestEntry> {
+        let (machine, scheduler) = match text.split_once(':') {
+            Some((machine, scheduler)) => (machine, Some(scheduler.to_string())),
+            None => (text.as_str(), None),
+        };
+        Ok(GuestEntry {
+            name: format!("guest{index}"),
+            machine: machine.to_string(),
+            kernel: None,
+            scheduler,
+            packages: Vec::new(),
+            copy: Vec::new(),
+            background: false,
+            command: shell_words::join(&args.command),
+        })
+    };
+    Ok(HostFile {
+        physical_cpus: None,
+        start_seconds: None,
+        host_slice_ns: None,
+        guest: args
+            .guest
+            .iter()
+            .enumerate()
+            .map(guest)
+            .collect::<Result<_>>()?,
+    })
+}
+
+/// Gives guests of a file other schedulers, each as NAME=SCHEDULER.
+fn replace_schedulers(file: &mut HostFile, changes: &[String]) -> Result<()> {
+    for change in changes {
+        let (name, scheduler) = change
+            .split_once('=')
+            .with_context(|| format!("--sched {change} has not the form NAME=SCHEDULER"))?;
+        let names: Vec<_> = file.guest.iter().map(|guest| guest.name.clone()).collect();
+        let guest = file.guest.iter_mut().find(|guest| guest.name == name);
+        let guest = guest.with_context(|| {
+            let names = names.join(", ");
+            format!("--sched {change}: the file has no guest {name}, it has {names}")
+        })?;
+        guest.scheduler = Some(scheduler.to_string());
+    }
+    Ok(())
+}
+
+/// Returns the guest that an entry describes.
+fn guest_of(entry: &GuestEntry, args: &Args, spinner: &Spinner) -> Result<HostGuest> {
+    let mut options = GuestOptions {
+        machine: Machine::find(&entry.machine)?,
+        kernel: KernelChoice::parse(entry.kernel.as_deref(), None)?,
+        packages: [entry.packages.clone(), args.package.clone()].concat(),
+        progress: spinner.progress(),
+        ..GuestOptions::default()
+    };
+    let name = &entry.name;
+    ensure!(
+        options.machine.virtual_time.is_some(),
+        "a host needs guests in virtual time, such as vt8on2; the machine {} of {name} is none",
+        options.machine.name
+    );
+    for program in &entry.copy {
+        let path = find_program(program).with_context(|| {
+            format!("there is no program \"{program}\" on this host to copy into {name}")
+        })?;
+        options.files.push(path);
+    }
+    let scheduler = match entry.scheduler.as_deref() {
+        None | Some("eevdf") => None,
+        Some(line) => Some(scheduler_of(line, &mut options)?),
+    };
+    let mut command = entry.command.clone();
+    if let Some(program) = args.command.first()
+        && let Some(path) = to_copy(program, &options)?
+    {
+        let mut words = args.command.clone();
+        words[0] = guest_name(&path)?;
+        command = shell_words::join(&words);
+        options.files.push(path);
+    }
+    Ok(HostGuest {
+        name: name.clone(),
+        options,
+        scheduler,
+        command,
+        background: entry.background,
+    })
+}
+
+/// Prints the output of each guest, and a table of what they had.
+fn print(guests: &[HostGuest], outcomes: &[GuestOutcome]) {
+    for outcome in outcomes {
+        println!("{}:", outcome.name);
+        for line in outcome.output.lines() {
+            println!("  {line}");
+        }
+        if let End::Died(how) = &outcome.end {
+            eprintln!("magpie lab: {}: {how}", outcome.name);
+        }
+    }
+    let width = outcomes
+        .iter()
+        .map(|o| o.name.len())
+        .max()
+        .unwrap_or(0)
+        .max(5);
+    println!(
+        "\n{:<width$}   seconds      CPU s    steal s  end  (scheduler)",
+        "guest"
+    );
+    for (guest, outcome) in guests.iter().zip(outcomes) {
+        let figures = outcome.had.map_or_else(
+            || format!("{:>10} {:>10} {:>10}", "-", "-", "-"),
+            |had| {
+                format!(
+                    "{:>10.4} {:>10.4} {:>10.4}",
+                    had.seconds, had.cpu_seconds, had.steal_seconds
+                )
+            },
+        );
+        let (name, end) = (&outcome.name, &outcome.end);
+        println!(
+            "{name:<width$} {figures}  {end}  ({})",
+            scheduler_name(guest)
+        );
+    }
+}
+
+/// The scheduler of a guest, as the report names it.
+fn scheduler_name(guest: &HostGuest) -> String {
+    let words = guest.scheduler.as_ref();
+    words.map_or_else(|| "eevdf".to_string(), shell_words::join)
+}
+
+/// The report.
+fn record(host: &Host, guests: &[HostGuest], outcomes: &[GuestOutcome]) -> Value {
+    let guests: Vec<_> = guests
+        .iter()
+        .zip(outcomes)
+        .map(|(guest, outcome)| {
+            let mut value = json!(outcome);
+            value["machine"] = json!(guest.options.machine.name);
+            value["cpus"] = json!(guest.options.machine.cpus());
+            value["scheduler"] = json!(scheduler_name(guest));
+            value["command"] = json!(guest.command);
+            value["background"] = json!(guest.background);
+            value
+        })
+        .collect();
+    json!({
+        "physical_cpus": host.physical_cpus,
+        "host_slice_ns": host.host_slice_ns,
+        "start_seconds": host.start_seconds,
+        "guests": guests,
+    })
+}
+
+/// The exit code: that of the first command that failed.
+fn code(outcomes: &[GuestOutcome]) -> u8 {
+    let codes = outcomes.iter().map(|outcome| match &outcome.end {
+        End::Exited(code) => u8::try_from(*code).unwrap_or(u8::MAX),
+        End::Over => 0,
+        End::Died(_) => LAB_FAILED,
+    });
+    codes.into_iter().find(|code| *code != 0).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{AFTER_HELP, HostFile, read, replace_schedulers};
+
+    #[test]
+    fn the_hosts_of_the_tree_are_valid() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("hosts");
+        let files = std::fs::read_dir(folder).expect("lab/hosts is there");
+        for file in files {
+            read(&file.expect("a file").path()).expect("valid");
+        }
+    }
+
+    /// The file that `--help` shows, read as users would.
+    #[test]
+    fn the_example_of_the_help_is_valid() {
+        let (_, rest) = AFTER_HELP.split_once("A file:\n").expect("it begins so");
+        let (text, _) = rest.split_once("Examples:").expect("examples follow");
+        let mut file: HostFile = toml::from_str(text).expect("valid");
+        let names: Vec<_> = file.guest.iter().map(|guest| guest.name.as_str()).collect();
+        assert_eq!(names, ["ours", "neighbour"]);
+        replace_schedulers(&mut file, &["ours=eevdf".to_string()]).expect("there is such a guest");
+        assert_eq!(file.guest[0].scheduler.as_deref(), Some("eevdf"));
+    }
+}

@@ -1,0 +1,197 @@
+//! Several guests on the physical CPUs of one host, in virtual time: what each has, that a run
+//! repeats itself, and that a guest which ends, idles or dies leaves the CPUs to the others.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use magpie_lab::vtime::host::{End, GuestOutcome, Had, Host, HostGuest, Running};
+use magpie_lab::{GuestOptions, Machine};
+use magpie_tests::scheduler::{PATIENCE, program};
+use magpie_tests::{build_agent, share_of};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// The machine of each guest: 2 vCPUs.
+const MACHINE: &str = "vt2";
+
+/// Two guests of 2 vCPUs each are twice as many vCPUs.
+const PHYSICAL: u32 = 2;
+
+/// Keeps both vCPUs of a guest busy for a second.
+const BUSY: &str = "magpie-load hogs --count 2 --seconds 1 >/dev/null";
+
+fn host() -> Host {
+    Host {
+        start_seconds: 10,
+        ..Host::new(PHYSICAL)
+    }
+}
+
+fn guest(name: &str, command: &str) -> Result<HostGuest> {
+    Ok(HostGuest {
+        name: name.to_string(),
+        options: GuestOptions {
+            machine: Machine::find(MACHINE)?,
+            files: vec![program("magpie-load")?],
+            ..GuestOptions::default()
+        },
+        scheduler: None,
+        command: command.to_string(),
+        background: false,
+    })
+}
+
+/// Runs the guests on a host, once a part of this host is free.
+fn run(guests: &[HostGuest]) -> Result<Vec<GuestOutcome>> {
+    build_agent()?;
+    let _share = share_of(&guests[0].options.machine);
+    let outcomes = magpie_lab::vtime::host::run(&host(), guests, PATIENCE)?;
+    for outcome in &outcomes {
+        println!("{}: {}, {:?}", outcome.name, outcome.end, outcome.had);
+    }
+    Ok(outcomes)
+}
+
+/// Returns what a guest had whose command ended with code 0.
+fn had(outcome: &GuestOutcome) -> Result<Had> {
+    let GuestOutcome {
+        name, end, output, ..
+    } = outcome;
+    ensure!(*end == End::Exited(0), "{name}: {end:?}\n{output}");
+    outcome
+        .had
+        .with_context(|| format!("{name} has no marks in its report"))
+}
+
+/// Fails unless a figure is within 5 % of what it should be.
+fn is_near(what: &str, value: f64, wanted: f64) -> Result<()> {
+    ensure!(
+        (value - wanted).abs() < 0.05 * wanted,
+        "{what}: {value:.3} s instead of {wanted} s"
+    );
+    Ok(())
+}
+
+/// A report, without what depends on this host.
+fn repeatable(outcomes: Vec<GuestOutcome>) -> Result<Vec<GuestOutcome>> {
+    let clear = |mut outcome: GuestOutcome| -> Result<GuestOutcome> {
+        let fidelity = outcome.fidelity.as_mut().context("a report")?;
+        (fidelity.real_seconds, fidelity.real_mips) = (0.0, 0.0);
+        Ok(outcome)
+    };
+    outcomes.into_iter().map(clear).collect()
+}
+
+#[test]
+fn two_busy_guests_have_half_of_the_host_each_in_every_run() -> Result<()> {
+    let command = format!("{BUSY}; (seq 2000 | sort -n | md5sum) & wait; cat /proc/schedstat");
+    let guests = [guest("one", &command)?, guest("two", &command)?];
+    let first = run(&guests)?;
+    for outcome in &first {
+        let had = had(outcome)?;
+        // Of 2 s of vCPUs in each second, the host gives half.
+        let rest = had.seconds - 1.0;
+        is_near("CPU time", had.cpu_seconds, 1.0 + rest)?;
+        ensure!(
+            (0.9..1.2).contains(&had.steal_seconds),
+            "steal time: {:.3} s",
+            had.steal_seconds
+        );
+    }
+    let again = run(&guests)?;
+    let text = |outcomes| -> Result<String> { Ok(format!("{:#?}", repeatable(outcomes)?)) };
+    assert_eq!(text(first)?, text(again)?);
+    Ok(())
+}
+
+#[test]
+fn a_guest_that_idles_or_ends_leaves_the_host_to_the_other() -> Result<()> {
+    // Idle for half of the time, then off.
+    let guests = [guest("busy", BUSY)?, guest("idle", "sleep 0.5")?];
+    let outcomes = run(&guests)?;
+    let (busy, idle) = (had(&outcomes[0])?, had(&outcomes[1])?);
+    is_near("CPU time", busy.cpu_seconds, 2.0)?;
+    ensure!(
+        busy.steal_seconds < 0.1,
+        "steal time: {:.3} s",
+        busy.steal_seconds
+    );
+    ensure!(
+        idle.cpu_seconds < 0.1 && idle.seconds > 0.5,
+        "the idle guest: {idle:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_guest_in_the_background_ends_with_the_others() -> Result<()> {
+    let mut background = guest("background", &format!("while :; do {BUSY}; done"))?;
+    background.background = true;
+    let outcomes = run(&[guest("measured", BUSY)?, background])?;
+    let measured = had(&outcomes[0])?;
+    is_near("CPU time", measured.cpu_seconds, 1.0)?;
+    let beside = &outcomes[1];
+    ensure!(beside.end == End::Over, "{:?}", beside.end);
+    let beside = beside.had.context("what the background guest had")?;
+    // It also has the host while the other powers off.
+    ensure!(
+        beside.seconds >= measured.seconds && beside.cpu_seconds < 1.3,
+        "the background guest had {beside:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_guest_that_dies_leaves_the_others_running() -> Result<()> {
+    build_agent()?;
+    let _share = share_of(&Machine::find(MACHINE)?);
+    // The second guest keeps its vCPUs busy for ever: as long as it lives, a thousand seconds take
+    // longer than this test may.
+    let guests = [
+        guest("lives", "sleep 1000; seq 2000 | sort -n | md5sum")?,
+        guest(
+            "dies",
+            "echo about to die; (while :; do :; done) & while :; do :; done",
+        )?,
+    ];
+    let running = Running::start(&host(), &guests)?;
+    let deadline = Instant::now() + PATIENCE;
+    while !running.console(1).contains("about to die") {
+        ensure!(
+            Instant::now() < deadline,
+            "the second guest does not begin:\n{}",
+            running.console(1)
+        );
+        thread::sleep(Duration::from_millis(20));
+    }
+    kill(Pid::from_raw(running.qemu_pid(1) as i32), Signal::SIGKILL)?;
+    let outcomes = running.wait(PATIENCE)?;
+    let lives = had(&outcomes[0])?;
+    println!("{lives:?}");
+    ensure!(lives.seconds > 1000.0, "it slept for {} s", lives.seconds);
+    ensure!(
+        matches!(outcomes[1].end, End::Died(_)),
+        "{:?}",
+        outcomes[1].end
+    );
+    Ok(())
+}
+
+#[test]
+fn a_start_that_is_too_early_is_an_error_that_says_so() -> Result<()> {
+    build_agent()?;
+    let _share = share_of(&Machine::find(MACHINE)?);
+    let early = Host {
+        start_seconds: 1,
+        ..host()
+    };
+    let guests = [guest("early", "true")?];
+    let outcomes = magpie_lab::vtime::host::run(&early, &guests, PATIENCE)?;
+    let GuestOutcome { end, output, .. } = &outcomes[0];
+    ensure!(
+        *end == End::Exited(125) && output.contains("raise start_seconds"),
+        "{end:?}\n{output}"
+    );
+    Ok(())
+}
