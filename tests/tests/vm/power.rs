@@ -90,10 +90,13 @@ fn cores_touched(guest: &mut Guest, machine: &Machine, name: &str) -> Result<(us
 /// Starts hogs while the machine uses few cores. Fails unless all CPUs run some soon after them.
 fn a_burst_opens_all(guest: &mut Guest, machine: &Machine, within: f64) -> Result<()> {
     let hogs = 2 * machine.cores * machine.threads as usize;
-    // All wake at the same moment, because starting so many takes longer than what is measured.
+    // All wake at the same moment, because starting so many takes longer than what is measured. Each
+    // must have its name before: the trace knows a hog by it, when the CPU switches to the hog.
     let script = format!(
         "cd /sys/kernel/tracing; pids=; for i in $(seq {hogs}); do \
-         magpie-load burn >/dev/null 2>&1 & pids=\"$pids $!\"; done; kill -STOP $pids; sleep 4; \
+         magpie-load burn >/dev/null 2>&1 & pids=\"$pids $!\"; done; for pid in $pids; do \
+         until read name < /proc/$pid/comm && [ $name = magpie-load ]; do sleep 0.01; done; done; \
+         kill -STOP $pids; sleep 4; \
          echo > trace; echo 1 > tracing_on; kill -CONT $pids; sleep 0.2; echo 0 > tracing_on; \
          kill $pids; wait"
     );
@@ -106,11 +109,9 @@ fn a_burst_opens_all(guest: &mut Guest, machine: &Machine, within: f64) -> Resul
     times.sort_by(f64::total_cmp);
     let begin = times.first().context("no hog ran")?;
     let all = times.last().context("no hog ran")? - begin;
-    let most = times[times.len() - 2] - begin;
     println!(
-        "{}: a burst used all CPUs but one within {:.1} ms, all {} within {:.1} ms",
+        "{}: a burst used {} CPUs within {:.1} ms",
         machine.name,
-        most * 1e3,
         first.len(),
         all * 1e3
     );
@@ -118,8 +119,7 @@ fn a_burst_opens_all(guest: &mut Guest, machine: &Machine, within: f64) -> Resul
         first.len() == machine.cores * machine.threads as usize,
         "{first:?}"
     );
-    // The last one, idle beside waiting tasks, was seen to need 51 ms.
-    ensure!(most <= within && all <= 0.1, "{first:?}");
+    ensure!(all <= within, "{first:?}");
     Ok(())
 }
 
@@ -173,4 +173,38 @@ fn little_load_stays_on_few_cores_of_two_llcs() -> Result<()> {
 #[test]
 fn little_load_stays_on_few_cores_of_two_nodes() -> Result<()> {
     saves_on(&MACHINES[1])
+}
+
+/// The host gives all CPUs. While trace events are switched, CPUs run with interrupts off, and some ticks
+/// come late: of two CPUs that were used, one was withheld for that, and nothing opened the others.
+#[test]
+fn late_ticks_on_few_cores_do_not_look_like_a_host_that_gives_less() -> Result<()> {
+    let events = [
+        "sched/sched_switch",
+        "sched/sched_wakeup",
+        "power/cpu_idle",
+        "ipi/ipi_send_cpu",
+        "irq_vectors/reschedule_entry",
+    ]
+    .map(|event| format!("echo 1 > events/{event}/enable;"));
+    let round = format!(
+        "cd /sys/kernel/tracing; sleep 2; {} pids=; for i in $(seq 16); do \
+         magpie-load burn >/dev/null 2>&1 & pids=\"$pids $!\"; done; kill -STOP $pids; sleep 0.2; \
+         kill -9 $pids; wait; echo 0 > events/enable; scx_magpie preferred --json",
+        events.concat()
+    );
+    let mut guest = boot_for_magpie(VT8_NODES, |_| {})?;
+    shell(
+        &mut guest,
+        "mount -t tracefs none /sys/kernel/tracing; \
+         echo 20000 > /sys/kernel/tracing/buffer_size_kb",
+    )?;
+    under(&mut guest, "scx_magpie --power saver", |guest| {
+        for _ in 0..4 {
+            let status = json(guest, &round)?;
+            ensure!(status["changes"] == 0, "{status}");
+        }
+        Ok(())
+    })?;
+    guest.into_guest().shutdown()
 }

@@ -22,7 +22,8 @@
  * next tick opens the CPUs again.
  *
  * The mechanism rests while the steal governor uses fewer cores than there are, or user space or
- * the kernel says which CPUs are preferred: one set of CPUs has one reason.
+ * the kernel says which CPUs are preferred: one set of CPUs has one reason. The governor in turn
+ * rests while this mechanism withholds CPUs.
  *
  * What it does not do: move interrupts, see ticks of a CPU that a real-time task has taken, open all
  * CPUs for tasks whose affinity is bounded: such tasks may wait for ever whatever else idles.
@@ -46,6 +47,13 @@ struct {
 	u32 waited;
 } power;
 
+/* Return whether CPUs are withheld to save power, now. */
+static __always_inline bool withholds_to_save(void)
+{
+	return power_enabled && READ_ONCE(preferred_status.power) &&
+	       READ_ONCE(preferred_status.withheld);
+}
+
 /* Return whether the first task of a CPU's queue may use all CPUs, so that to open them helps it. */
 __noinline bool is_first_unbound(s32 cpu)
 {
@@ -61,15 +69,13 @@ __noinline bool is_first_unbound(s32 cpu)
 }
 
 /* A tick, before the queue is offered to idle CPUs: open all CPUs if tasks have waited for long. */
-static __always_inline void open_if_tasks_wait(struct cpu_state *state, s32 cpu)
+static __always_inline void open_if_tasks_wait(struct cpu_state *state, s32 cpu, u64 now)
 {
-	u64 now, since, wait;
+	u64 since, wait;
 
-	if (!power_enabled || !READ_ONCE(preferred_status.power) ||
-	    !READ_ONCE(preferred_status.withheld))
+	if (!withholds_to_save())
 		return;
 
-	now = rq_now(cpu);
 	if (!scx_bpf_dsq_nr_queued(cpu)) {
 		/* A thief may have emptied the queue: nobody has waited since before now. */
 		WRITE_ONCE(state->queued_since, now);
