@@ -209,19 +209,20 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 	s32 cpu = scx_bpf_task_cpu(p);
 	struct cpu_state *state = state_of(cpu);
 	struct task_state *ts = task_state(p);
+	u64 now = rq_now(cpu);
 
 	if (ts)
-		tick_task(p, ts, state, cpu);
+		tick_task(p, ts, state, cpu, now);
 	idle_is_over(state, cpu);
-	look_for_overdue_when_due(state, rq_now(cpu));
+	look_for_overdue_when_due(state, now);
 	update_shares_when_due();
 	prepare_patience();
-	if (evict_at_tick(p, state, cpu))
+	if (evict_at_tick(p, state, cpu, now))
 		return;
 
 	if (ts)
 		leave_shared_core(p, ts, cpu);
-	open_if_tasks_wait(state, cpu);
+	open_if_tasks_wait(state, cpu, now);
 	offer_queue(cpu);
 }
 

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{VT8_NODES, boot_for_magpie, json, number, shell, under};
+use magpie_tests::scheduler::{
+    VT8_NODES, boot_for_magpie, counters, grown, json, number, shell, under,
+};
 
 /// Two LLCs of four cores of two threads, in virtual time.
 const VT16: &str = "vt16";
@@ -52,13 +54,18 @@ fn read_trace(guest: &mut Guest) -> Result<Vec<(f64, u32)>> {
     begins.collect()
 }
 
-/// Returns the average number of cores on which the load ran in each second, and how many frames
-/// were missed. Prints both.
-fn cores_touched(guest: &mut Guest, machine: &Machine, name: &str) -> Result<(f64, f64)> {
+/// For how long cores are counted.
+const SECONDS: u64 = 5;
+
+/// Returns on how many cores the load ran in the median second, and how many frames were missed.
+/// Prints both. The median, because the mechanism may use all cores for a second now and then: that
+/// is how it learns how many are too few.
+fn cores_touched(guest: &mut Guest, machine: &Machine, name: &str) -> Result<(usize, f64)> {
     let script = format!(
-        "cd /sys/kernel/tracing; (sleep 3; echo > trace; echo 1 > tracing_on; sleep 3; \
-         echo 0 > tracing_on) & {} --seconds 7 --json; code=$?; wait; [ $code = 0 -o $code = 2 ]",
-        machine.frames
+        "cd /sys/kernel/tracing; (sleep 3; echo > trace; echo 1 > tracing_on; sleep {SECONDS}; \
+         echo 0 > tracing_on) & {} --seconds {} --json; code=$?; wait; [ $code = 0 -o $code = 2 ]",
+        machine.frames,
+        SECONDS + 4
     );
     let told = json(guest, &script)?;
     let mut seconds: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
@@ -71,22 +78,25 @@ fn cores_touched(guest: &mut Guest, machine: &Machine, name: &str) -> Result<(f6
             .or_default()
             .insert(cpu / machine.threads);
     }
-    let whole = seconds.range(..3).map(|(_, cores)| cores.len() as f64);
-    let touched = whole.sum::<f64>() / 3.0;
-    println!(
-        "{}, {name}: {touched:.1} cores a second; {told}",
-        machine.name
-    );
+    let whole = seconds.range(..SECONDS).map(|(_, cores)| cores.len());
+    let whole: Vec<_> = whole.collect();
+    let mut sorted = whole.clone();
+    sorted.sort();
+    let touched = *sorted.get(sorted.len() / 2).context("the load never ran")?;
+    println!("{}, {name}: {whole:?} cores; {told}", machine.name);
     Ok((touched, number(&told, "/missed")?))
 }
 
 /// Starts hogs while the machine uses few cores. Fails unless all CPUs run some soon after them.
 fn a_burst_opens_all(guest: &mut Guest, machine: &Machine, within: f64) -> Result<()> {
     let hogs = 2 * machine.cores * machine.threads as usize;
-    // All wake at the same moment, because starting so many takes longer than what is measured.
+    // All wake at the same moment, because starting so many takes longer than what is measured. Each
+    // must have its name before: the trace knows a hog by it, when the CPU switches to the hog.
     let script = format!(
         "cd /sys/kernel/tracing; pids=; for i in $(seq {hogs}); do \
-         magpie-load burn >/dev/null 2>&1 & pids=\"$pids $!\"; done; kill -STOP $pids; sleep 4; \
+         magpie-load burn >/dev/null 2>&1 & pids=\"$pids $!\"; done; for pid in $pids; do \
+         until read name < /proc/$pid/comm && [ $name = magpie-load ]; do sleep 0.01; done; done; \
+         kill -STOP $pids; sleep 4; \
          echo > trace; echo 1 > tracing_on; kill -CONT $pids; sleep 0.2; echo 0 > tracing_on; \
          kill $pids; wait"
     );
@@ -99,11 +109,9 @@ fn a_burst_opens_all(guest: &mut Guest, machine: &Machine, within: f64) -> Resul
     times.sort_by(f64::total_cmp);
     let begin = times.first().context("no hog ran")?;
     let all = times.last().context("no hog ran")? - begin;
-    let most = times[times.len() - 2] - begin;
     println!(
-        "{}: a burst used all CPUs but one within {:.1} ms, all {} within {:.1} ms",
+        "{}: a burst used {} CPUs within {:.1} ms",
         machine.name,
-        most * 1e3,
         first.len(),
         all * 1e3
     );
@@ -111,10 +119,13 @@ fn a_burst_opens_all(guest: &mut Guest, machine: &Machine, within: f64) -> Resul
         first.len() == machine.cores * machine.threads as usize,
         "{first:?}"
     );
-    // The last one, idle beside waiting tasks, was seen to need 51 ms.
-    ensure!(most <= within && all <= 0.1, "{first:?}");
+    ensure!(all <= within, "{first:?}");
     Ok(())
 }
+
+/// How often the number of cores may change in nine seconds of such a load. Each number that is too
+/// low causes two changes: all cores, and after a second one core more. 3 were seen.
+const CHANGES: u64 = 8;
 
 fn saves_on(machine: &Machine) -> Result<()> {
     let mut guest = boot_for_magpie(machine.name, |_| {})?;
@@ -126,12 +137,21 @@ fn saves_on(machine: &Machine) -> Result<()> {
         ("--power performance", 2.0, 0.020),
     ] {
         under(&mut guest, &format!("scx_magpie {option}"), |guest| {
+            let before = counters(guest)?;
             let (touched, also_missed) = cores_touched(guest, machine, option)?;
             let status = json(guest, "scx_magpie preferred --json")?;
             ensure!(
-                touched <= share * eevdf,
+                touched as f64 <= share * eevdf as f64,
                 "{option} touched {touched}: {status}"
             );
+            let after = counters(guest)?;
+            let changes = grown(&before, &after, "power_change")?;
+            println!(
+                "{}, {option}: {changes} changes, {} openings",
+                machine.name,
+                grown(&before, &after, "power_open")?
+            );
+            ensure!(changes <= CHANGES, "{option}: {changes} changes");
             ensure!(
                 also_missed <= missed,
                 "{option} missed {also_missed} frames"
@@ -153,4 +173,38 @@ fn little_load_stays_on_few_cores_of_two_llcs() -> Result<()> {
 #[test]
 fn little_load_stays_on_few_cores_of_two_nodes() -> Result<()> {
     saves_on(&MACHINES[1])
+}
+
+/// The host gives all CPUs. While trace events are switched, CPUs run with interrupts off, and some ticks
+/// come late: of two CPUs that were used, one was withheld for that, and nothing opened the others.
+#[test]
+fn late_ticks_on_few_cores_do_not_look_like_a_host_that_gives_less() -> Result<()> {
+    let events = [
+        "sched/sched_switch",
+        "sched/sched_wakeup",
+        "power/cpu_idle",
+        "ipi/ipi_send_cpu",
+        "irq_vectors/reschedule_entry",
+    ]
+    .map(|event| format!("echo 1 > events/{event}/enable;"));
+    let round = format!(
+        "cd /sys/kernel/tracing; sleep 2; {} pids=; for i in $(seq 16); do \
+         magpie-load burn >/dev/null 2>&1 & pids=\"$pids $!\"; done; kill -STOP $pids; sleep 0.2; \
+         kill -9 $pids; wait; echo 0 > events/enable; scx_magpie preferred --json",
+        events.concat()
+    );
+    let mut guest = boot_for_magpie(VT8_NODES, |_| {})?;
+    shell(
+        &mut guest,
+        "mount -t tracefs none /sys/kernel/tracing; \
+         echo 20000 > /sys/kernel/tracing/buffer_size_kb",
+    )?;
+    under(&mut guest, "scx_magpie --power saver", |guest| {
+        for _ in 0..4 {
+            let status = json(guest, &round)?;
+            ensure!(status["changes"] == 0, "{status}");
+        }
+        Ok(())
+    })?;
+    guest.into_guest().shutdown()
 }

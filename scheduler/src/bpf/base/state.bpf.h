@@ -38,8 +38,8 @@ struct cpu_state {
 
 	/*
 	 * Its CPU writes these. Exceptions: must_search (any CPU that kicks this one), waiting (a
-	 * CPU that pulls a task from here), is_online (hotplug), and for the monitor's timer
-	 * seen_*, now_*, window_late_ns and longest_late_ns.
+	 * CPU that pulls a task from here), queued_since (one that queues a task here), is_online
+	 * (hotplug), and for the monitor's timer seen_*, now_*, window_late_ns and longest_late_ns.
 	 */
 	u64 idle_since __attribute__((aligned(64))); /* 0 while busy */
 	u64 clock_base; /* its clock where its LLC's is 0; see queue/fair.bpf.h */
@@ -51,6 +51,7 @@ struct cpu_state {
 	u64 paced_at; /* when the pace was last measured, and the clock then */
 	u64 paced_clock;
 	u64 pace; /* of the clock, moving average, or 0; see balance/balance.bpf.h */
+	u64 queued_since; /* since when tasks wait, if any do; see power/power.bpf.h */
 	u32 waiting; /* queued tasks at the last tick, 0 if none may run elsewhere */
 	u32 walked; /* tasks of a queue that a loop has visited; in memory for the verifier */
 	u64 next_tick; /* when it is due; see guest/late_ticks.bpf.h */

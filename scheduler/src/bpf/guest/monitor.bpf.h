@@ -14,7 +14,10 @@
  *   from all nodes
  *
  * Where no core is to be withheld for that, the load may say how many are preferred: see
- * power/power.bpf.h, which has another order.
+ * power/power.bpf.h, which has another order. While it withholds cores the governor rests, because
+ * few CPUs say little of what the host gives: of two, one whose ticks came late while processes
+ * started was withheld, and nothing opened the others for a second. When tasks wait, all CPUs are
+ * preferred for a second, and the governor sees what the host gives then.
  *
  * The kernel counts steal time where the hypervisor exposes it. Elsewhere late_ticks.bpf.h
  * estimates it.
@@ -417,7 +420,7 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 	u64 now = scx_bpf_now();
 	u32 before = governor.cores;
 	bool is_auto = preferred_settings.mode == PREFERRED_AUTO;
-	bool steers = is_auto && steal_governs;
+	bool steers = is_auto && steal_governs && !withholds_to_save();
 	bool ended = false, alarm = false;
 	u32 cpu, cores;
 	u64 elapsed;

@@ -37,10 +37,10 @@ static __always_inline void settle_cpu(struct cpu_state *state)
  * end the slice if the task's cgroup has used up its quota.
  */
 static __always_inline void tick_task(struct task_struct *p, struct task_state *ts,
-				      struct cpu_state *state, s32 cpu)
+				      struct cpu_state *state, s32 cpu, u64 now)
 {
 	ts->ticks++;
-	perf_tick(state, cpu, p, ts);
+	perf_tick(state, cpu, p, ts, now);
 	publish_clock(state, ts, cpu);
 	end_if_throttled(p, ts);
 }
@@ -50,10 +50,11 @@ static __always_inline void tick_task(struct task_struct *p, struct task_state *
  * (place/wakeup.bpf.h); whether it ended. The woken task is in the local queue, out of the reach of
  * thieves.
  */
-static __always_inline bool evict_at_tick(struct task_struct *p, struct cpu_state *state, s32 cpu)
+static __always_inline bool evict_at_tick(struct task_struct *p, struct cpu_state *state, s32 cpu,
+					  u64 now)
 {
 	if (preferred_enabled)
-		note_tick(state, rq_now(cpu));
+		note_tick(state, now);
 	if (!must_leave(p, cpu) && !scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | cpu))
 		return false;
 

@@ -121,12 +121,16 @@ static inline bool is_perf_step(u32 target, u32 wanted, u32 capacity)
 	return distance >= (step > PERF_STEP ? step : PERF_STEP);
 }
 
-/* Return whether the target may change now, and note that it does. @due begins as 0. */
+/* Return whether the target may change now. @due begins as 0. */
+static inline bool is_target_due(u64 due, u64 now, bool is_raised)
+{
+	return due <= now + (is_raised ? PERF_BURST * PERF_INTERVAL_NS : 0);
+}
+
+/* Return whether the target may change now, and note that it does. */
 static inline bool may_set_target(u64 *due, u64 now, bool is_raised)
 {
-	u64 early = is_raised ? PERF_BURST * PERF_INTERVAL_NS : 0;
-
-	if (*due > now + early)
+	if (!is_target_due(*due, now, is_raised))
 		return false;
 
 	*due = (*due > now ? *due : now) + PERF_INTERVAL_NS;

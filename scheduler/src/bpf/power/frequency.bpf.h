@@ -42,8 +42,8 @@
  *
  * Each look is in the CPU's own memory; a switch between looks costs two comparisons. A CPU that
  * switches without idle time does not look, because it is about to be saturated. A saturated CPU
- * that asks for all does nothing more at its ticks, because a look takes longer than the rest of a
- * tick.
+ * that asks for all, or may not ask for more yet, does nothing more at its ticks, because a look
+ * takes longer than the rest of a tick.
  *
  * The timer also writes another CPU's target. A CPU that leaves idle meanwhile reads what the
  * kernel has at its next look.
@@ -262,21 +262,19 @@ static __always_inline void perf_task_begins(struct cpu_state *state, s32 cpu,
  * or the last look is not old.
  */
 static __always_inline void perf_tick(struct cpu_state *state, s32 cpu, const struct task_struct *p,
-				      struct task_state *ts)
+				      struct task_state *ts, u64 now)
 {
-	u64 now;
-
-	if (!frequency_enabled)
+	if (!frequency_enabled || !find_saturation(state, now))
 		return;
 
-	now = rq_now(cpu);
-	if (!find_saturation(state, now))
-		return;
-
-	if (state->perf_target != state->capacity || most_perf(p) < state->capacity)
+	if (state->perf_target == state->capacity && most_perf(p) >= state->capacity) {
+		if (is_hog(ts))
+			ts->least_perf = state->capacity;
+	} else if (is_target_due(state->target_due, now, true)) {
 		look_at_load(state, cpu, p, ts, now);
-	else if (is_hog(ts))
-		ts->least_perf = state->capacity;
+	} else {
+		count_event(state, EVENT_TARGET_LIMITED, 1);
+	}
 }
 
 /*

@@ -9,8 +9,11 @@
  *   busy time of the preferred CPUs -> portable/power.h -> the first so many cores of
  *                                                          frugal_core_at_rank[] are preferred
  *
- *   a tick: tasks wait here as at the tick before, the
- *   first may use all CPUs, and this one has not idled?   ------ yes ------>   all CPUs are preferred, at once
+ *   a tick: tasks wait here, some have for long without
+ *   a gap, and the first may use all CPUs?                ------ yes ------>   all CPUs are preferred, at once
+ *
+ * How long the CPU has been busy does not count: it may work through a frame for 10 ms, with nobody
+ * waiting, and wake the task that shows the frame at the very end.
  *
  * In that order come whole cores LLC by LLC, and on a hybrid machine the slow ones first.
  *
@@ -19,7 +22,8 @@
  * next tick opens the CPUs again.
  *
  * The mechanism rests while the steal governor uses fewer cores than there are, or user space or
- * the kernel says which CPUs are preferred: one set of CPUs has one reason.
+ * the kernel says which CPUs are preferred: one set of CPUs has one reason. The governor in turn
+ * rests while this mechanism withholds CPUs.
  *
  * What it does not do: move interrupts, see ticks of a CPU that a real-time task has taken, open all
  * CPUs for tasks whose affinity is bounded: such tasks may wait for ever whatever else idles.
@@ -27,12 +31,10 @@
 #ifndef __MAGPIE_POWER_BPF_H
 #define __MAGPIE_POWER_BPF_H
 
-const volatile bool power_enabled = true;
-
 /* Place of the first CPU of each core, in the order in which a machine that saves power uses them. */
 const volatile u16 frugal_core_at_rank[MAX_CPUS];
 
-/* How long a CPU may have waiting tasks without an idle moment before all CPUs are preferred. */
+/* For how long any tasks may wait in a CPU's queue without a gap before all CPUs are preferred. */
 #define SAVER_WAIT_NS 10000000ULL
 #define BALANCED_WAIT_NS 6000000ULL
 
@@ -44,6 +46,13 @@ struct {
 	struct power_state state;
 	u32 waited;
 } power;
+
+/* Return whether CPUs are withheld to save power, now. */
+static __always_inline bool withholds_to_save(void)
+{
+	return power_enabled && READ_ONCE(preferred_status.power) &&
+	       READ_ONCE(preferred_status.withheld);
+}
 
 /* Return whether the first task of a CPU's queue may use all CPUs, so that to open them helps it. */
 __noinline bool is_first_unbound(s32 cpu)
@@ -60,16 +69,22 @@ __noinline bool is_first_unbound(s32 cpu)
 }
 
 /* A tick, before the queue is offered to idle CPUs: open all CPUs if tasks have waited for long. */
-static __always_inline void open_if_tasks_wait(struct cpu_state *state, s32 cpu)
+static __always_inline void open_if_tasks_wait(struct cpu_state *state, s32 cpu, u64 now)
 {
-	u64 wait;
+	u64 since, wait;
 
-	if (!power_enabled || !READ_ONCE(preferred_status.power) || !state->waiting ||
-	    !READ_ONCE(preferred_status.withheld) || !scx_bpf_dsq_nr_queued(cpu))
+	if (!withholds_to_save())
 		return;
 
+	if (!scx_bpf_dsq_nr_queued(cpu)) {
+		/* A thief may have emptied the queue: nobody has waited since before now. */
+		WRITE_ONCE(state->queued_since, now);
+		return;
+	}
+
+	since = READ_ONCE(state->queued_since);
 	wait = power_level == POWER_SAVER ? SAVER_WAIT_NS : BALANCED_WAIT_NS;
-	if (rq_now(cpu) - state->busy_since < wait || !is_first_unbound(cpu))
+	if (is_before(now, since + wait) || !is_first_unbound(cpu))
 		return;
 
 	WRITE_ONCE(power.waited, 1);

@@ -66,13 +66,20 @@ const volatile bool shorter_first_enabled = true;
  */
 #define MUCH_SHORTER 8
 
+/* The switch of power/power.bpf.h, which asks since when tasks wait. */
+const volatile bool power_enabled = true;
+
 /* Note that a task may wait in the CPU's queue, so that has_queued() need not ask the kernel. */
 static __always_inline void note_queued(s32 cpu)
 {
 	struct cpu_state *state = state_of(cpu);
 
-	if (!READ_ONCE(state->queued))
-		WRITE_ONCE(state->queued, 1);
+	if (READ_ONCE(state->queued))
+		return;
+
+	WRITE_ONCE(state->queued, 1);
+	if (power_enabled)
+		WRITE_ONCE(state->queued_since, scx_bpf_now());
 }
 
 /*
