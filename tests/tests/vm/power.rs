@@ -7,6 +7,7 @@ use magpie_lab::Guest;
 use magpie_tests::scheduler::{
     VT8_NODES, boot_for_magpie, counters, grown, json, number, shell, under,
 };
+use serde_json::Value;
 
 /// Two LLCs of four cores of two threads, in virtual time.
 const VT16: &str = "vt16";
@@ -206,5 +207,68 @@ fn late_ticks_on_few_cores_do_not_look_like_a_host_that_gives_less() -> Result<(
         }
         Ok(())
     })?;
+    guest.into_guest().shutdown()
+}
+
+/// Sets the energy-performance preference, in a file that stands in for the driver's: the guest has
+/// no driver for frequencies, and waits.
+fn prefer_within(guest: &mut Guest, preference: &str, seconds: u32) -> Result<()> {
+    let file = format!("{POLICIES}/policy0/energy_performance_preference");
+    shell(
+        guest,
+        &format!("echo {preference} > {file}; sleep {seconds}"),
+    )
+    .map(|_| ())
+}
+
+/// Sets the preference, and returns the status after `--power auto` has read it.
+fn prefer(guest: &mut Guest, preference: &str) -> Result<Value> {
+    prefer_within(guest, preference, 15)?;
+    json(guest, "scx_magpie preferred --json")
+}
+
+/// Where the kernel has the CPUs' frequencies.
+const POLICIES: &str = "/sys/devices/system/cpu/cpufreq";
+
+#[test]
+fn auto_follows_the_preference_while_it_runs() -> Result<()> {
+    let mut guest = boot_for_magpie(VT8_NODES, |_| {})?;
+    shell(
+        &mut guest,
+        &format!(
+            "mount -t tmpfs none {POLICIES} && mkdir {POLICIES}/policy0 && \
+             echo balance_power > {POLICIES}/policy0/energy_performance_preference"
+        ),
+    )?;
+    // What saves power is loaded: the level changes, and nothing starts anew.
+    under(&mut guest, "scx_magpie", |guest| {
+        for (preference, level, cpus) in [
+            ("power", "saver", "0-1"),
+            ("performance", "performance", "0-7"),
+            ("balance_power", "balanced", "0-1"),
+        ] {
+            let status = prefer(guest, preference)?;
+            ensure!(
+                status["power"] == level && status["preferred"] == cpus,
+                "{preference}: {status}"
+            );
+        }
+        prefer(guest, "performance").map(|_| ())
+    })?;
+    // Nothing is: it starts anew, once. The verifier takes long in virtual time.
+    let count = "cat /sys/kernel/sched_ext/enable_seq";
+    guest.start_scheduler(&["scx_magpie".into()])?;
+    let before: u64 = shell(&mut guest, count)?.trim().parse()?;
+    let status = prefer(&mut guest, "performance")?;
+    ensure!(status["power_rules"] == 0, "{status}");
+    prefer_within(&mut guest, "power", 60)?;
+    let status = json(&mut guest, "scx_magpie preferred --json")?;
+    let after: u64 = shell(&mut guest, count)?.trim().parse()?;
+    ensure!(
+        status["power"] == "saver" && status["preferred"] == "0-1" && after == before + 1,
+        "enabled {before} times, then {after}: {status}"
+    );
+    let exit = guest.stop_scheduler()?;
+    ensure!(exit.code == 0, "{exit:?}");
     guest.into_guest().shutdown()
 }
