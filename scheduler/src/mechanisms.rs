@@ -159,7 +159,7 @@ mechanisms! {
     }
 
     /// A woken task runs on an idle core, its previous one first
-    "wakeup" in ["place/wakeup.bpf.h", "place/search.bpf.h", "place/idle_map.bpf.h", "place/queue_choice.bpf.h"] {
+    "wakeup" in ["place/wakeup.bpf.h", "place/search.bpf.h", "place/idle_map.bpf.h", "place/queue_choice.bpf.h", "place/move_cost.bpf.h"] {
         /// Leave out wakeup placement: the kernel's own idle selection places woken and new tasks
         ///
         /// The kernel then keeps one mask of idle CPUs for the whole machine, and writes it at
@@ -171,6 +171,9 @@ mechanisms! {
         /// Spreading searches for idle cores, so it is left out, too: a running task stays on a
         /// core that it shares.
         Part(no_wakeup_idle_core) clears wakeup_idle_core;
+        /// Leave out what moves cost: a task leaves its previous CPU for an idle core, and its LLC
+        /// for an idle CPU, whatever that costs it
+        Part(no_move_cost) clears move_cost_enabled;
         /// Leave out the choice of a queue: a woken task that finds no idle CPU waits for its
         /// previous CPU, although another one of its LLC would run it sooner
         Part(no_wakeup_queue_choice) clears queue_choice_enabled, needs no_wakeup, only Wakeup;

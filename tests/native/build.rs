@@ -67,6 +67,7 @@ fn main() {
         .file("c/perf_shim.c")
         .file("c/placement_shim.c")
         .file("c/power_shim.c")
+        .file("c/move_cost_shim.c")
         .compile("magpie_arithmetic");
 
     // The tests that compile C programs themselves use the same compiler.

@@ -29,6 +29,7 @@
  *   cgroup/shares.bpf.h       cpu-weight
  *   cgroup/bandwidth.bpf.h    cpu-max: budgets
  *   cgroup/parking.bpf.h      cpu-max: where throttled tasks wait
+ *   place/move_cost.bpf.h     wakeup, steal: what a move costs a task
  *   place/idle_map.bpf.h      wakeup: which CPUs are idle
  *   place/search.bpf.h        wakeup: searches for an idle CPU
  *   place/queue_choice.bpf.h  wakeup: which queue a task joins if no CPU is idle
@@ -67,6 +68,7 @@ UEI_DEFINE(uei);
 #include "portable/governor.h"
 #include "portable/idle_map.h"
 #include "portable/llc_order.h"
+#include "portable/move_cost.h"
 #include "portable/perf.h"
 #include "portable/placement.h"
 #include "portable/power.h"
@@ -93,6 +95,7 @@ UEI_DEFINE(uei);
 #include "cgroup/shares.bpf.h"
 #include "cgroup/bandwidth.bpf.h"
 #include "cgroup/parking.bpf.h"
+#include "place/move_cost.bpf.h"
 #include "place/idle_map.bpf.h"
 #include "place/search.bpf.h"
 #include "place/queue_choice.bpf.h"

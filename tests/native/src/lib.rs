@@ -13,6 +13,7 @@
 //! - [`governor`]: how many cores a guest should use
 //! - [`perf`]: what performance a CPU asks for
 //! - [`power`]: how many cores a machine uses that saves power
+//! - [`move_cost`]: what a move costs a task
 //! - [`placement`]: where a woken task runs, and which CPUs are idle
 //! - [`contention`]: the benchmark behind `docs/sparsemask.md`
 //!
@@ -24,6 +25,7 @@ pub mod bandwidth;
 pub mod contention;
 pub mod fair;
 pub mod governor;
+pub mod move_cost;
 pub mod perf;
 pub mod placement;
 pub mod power;

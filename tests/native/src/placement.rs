@@ -64,6 +64,8 @@ pub struct Wakeup {
     pub is_sync: bool,
     /// Idle cores come before idle CPUs.
     pub wants_core: bool,
+    /// The previous CPU will do even if its core is shared.
+    pub stays: bool,
     /// Fast CPUs come before slow ones.
     pub wants_fast: bool,
     /// The search goes on in other LLCs.
@@ -96,6 +98,7 @@ impl Wakeup {
             looks: 64,
             is_sync: false,
             wants_core: true,
+            stays: false,
             wants_fast: false,
             may_go_far: true,
             core_is_worth_it: false,

@@ -28,6 +28,7 @@ mod scheduler_cgroup;
 mod scheduler_fairness;
 mod scheduler_fork;
 mod scheduler_frequency;
+mod scheduler_move_cost;
 mod scheduler_offer;
 mod scheduler_preempt;
 mod scheduler_push;

@@ -16,8 +16,8 @@
  *        | no                                      us if a task still waits then
  *   LLCs of the node -> other nodes, each beginning at its own position
  *        |
- *   first overloaded CPU: first task in queue order that may run here
- *        |
+ *   first overloaded CPU: first task in queue order that may run here; of another LLC only if it
+ *        |                has waited for as long as the move costs it (place/move_cost.bpf.h)
  *   own queue once more, if another was tried (that drops the runqueue lock)
  *
  * A thief that finds a queue empty clears the queue's bit, or every other thief would try that
@@ -83,6 +83,9 @@ static __always_inline bool steal_from(s32 cpu, u32 victim)
 	u64 began = scx_bpf_now();
 	bool found;
 
+	if (refuses_far_move(thief, cpu, victim))
+		return false;
+
 	count_event(thief, EVENT_STEAL_LOOK, 1);
 	found = scx_bpf_dsq_move_to_local(victim, 0);
 	count_event(thief, EVENT_STEAL_NS, scx_bpf_now() - began);
@@ -116,7 +119,7 @@ __noinline bool steal_from_range(s32 thief, u32 first, u32 end, u32 start)
 			continue;
 
 		found = steal_from(thief, victim);
-		if (found)
+		if (found || gives_up(state_of(thief)))
 			break;
 	}
 
@@ -153,7 +156,7 @@ __noinline bool steal_from_llcs(s32 thief, u32 from, u32 end)
 		u32 llc = nth_llc(own, i);
 
 		found = has_overloaded(llc) && steal_from_llc(thief, llc, spread_start(thief, llc));
-		if (found)
+		if (found || gives_up(state_of(thief)))
 			break;
 	}
 
@@ -257,6 +260,7 @@ static __always_inline bool steal_work(s32 cpu)
 		if (asked < ANYWHERE)
 			advertise_queue(asked - 1);
 	}
+	state->refused = asked ? NEVER_REFUSES : 0;
 	state->search_began = rq_now(cpu);
 	count_event(state, EVENT_STEAL_ATTEMPT, 1);
 

@@ -67,6 +67,7 @@ struct cpu_state {
 	u64 now_late_ns, now_busy_ns, now_steal_ns; /* when the monitor last ran */
 	u32 is_online;
 	u32 must_search; /* kicked to search: 1 + the CPU where a task waits, or ANYWHERE */
+	u32 refused; /* queues that the search of now has left, see place/move_cost.bpf.h */
 	u32 found_empty; /* 1 + the CPU whose overloaded bit this CPU cleared last, or 0 */
 	u32 looks; /* how many CPUs a wakeup from here may look at */
 	u64 taken_at; /* when another task took the CPU, see balance/patience.bpf.h */
@@ -115,6 +116,8 @@ struct task_state {
 	u64 charged; /* se.sum_exec_runtime up to which vruntime counts */
 	u64 burst; /* CPU time since the last sleep, ns */
 	u64 avg_burst; /* its moving average */
+	struct move_history moves; /* what moves cost it */
+	u64 queued_at; /* when it last began to wait in a CPU's queue */
 	u64 rate; /* virtual ns per ns, see portable/weight.h */
 	u64 nice_rate; /* the same without cgroups */
 	u64 slice; /* how long it runs at a time, ns */

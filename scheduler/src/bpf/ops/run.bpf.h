@@ -18,6 +18,7 @@ static __always_inline bool arrive(struct task_state *ts, s32 cpu)
 	if (ts->cpu == cpu)
 		return true;
 
+	note_taken(ts, cpu);
 	join_after_move(ts, cpu);
 	return !has_queued(state_of(cpu)) || !scx_bpf_dsq_nr_queued(cpu);
 }

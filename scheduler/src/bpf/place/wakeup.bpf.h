@@ -52,6 +52,21 @@
  */
 #define WORTH_A_CORE_NS 500000
 
+/* How the burst begins for which a CPU was chosen. */
+static __always_inline u32 burst_kind_of(const struct placement *at, u32 step, s32 previous)
+{
+	if (step == STEP_QUEUE || step == STEP_WAKER)
+		return BURST_NEAR;
+	if (step == STEP_BEYOND)
+		return BURST_FAR;
+	if (!at->wants_core)
+		return BURST_NEAR;
+	if (at->cpu == previous)
+		return is_alone_on_core(previous) ? BURST_NEAR : BURST_STAYED;
+
+	return step == STEP_IDLE_CPU ? BURST_NEAR : BURST_MOVED;
+}
+
 /* With --no-wakeup, let the kernel choose the CPU, from its own masks of idle CPUs. */
 static __always_inline s32 place_plainly(struct task_struct *p, s32 prev_cpu, u64 wake_flags,
 					 bool *runs_next)
@@ -91,9 +106,11 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 		.looks = state->looks,
 		.is_sync = wake_flags & SCX_WAKE_SYNC,
 		.wants_core = wants_idle_core(),
+		.stays = move_cost_enabled && does_better_at_home(&ts->moves),
 		.wants_fast = is_hybrid && ts->avg_burst >= slice_ns / 2,
-		.may_go_far = ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS ||
-			      !READ_ONCE(state_of(prev_cpu)->sleeps_soon),
+		.may_go_far = (ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS ||
+			       !READ_ONCE(state_of(prev_cpu)->sleeps_soon)) &&
+			      is_worth_a_far_move(ts, expected_wait(prev_cpu, now)),
 		.core_is_worth_it = wants_idle_core() &&
 				    (ts->cpu < 0 || ts->avg_burst >= WORTH_A_CORE_NS),
 		.outlasts_waker = ts->avg_burst >= WORTH_A_CORE_NS,
@@ -102,6 +119,8 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 	u32 step = choose_cpu(&at, p);
 
 	note_wakeup(state, at.now);
+	if (move_cost_enabled)
+		note_burst_kind(&ts->moves, burst_kind_of(&at, step, prev_cpu));
 	ts->recent = prev_cpu;
 	ts->woken_from = here;
 	/* Otherwise the compiler bounds one copy of @step and uses another. */

@@ -36,6 +36,7 @@ struct placement {
 	u32 looks; /* how many CPUs a search of one LLC asks, unless for an idle core */
 	bool is_sync; /* a sync wakeup: the waker says that it will sleep soon */
 	bool wants_core; /* idle cores before idle CPUs */
+	bool stays; /* ... but the previous CPU will do, if its core is shared */
 	bool wants_fast; /* a slow CPU only if no fast one is idle */
 	bool may_go_far; /* a move to another LLC is worth its cost */
 	bool core_is_worth_it; /* ... if it would share a core in its LLC */
@@ -110,10 +111,16 @@ static inline bool is_left_alone(const struct placement *at, u32 cpu)
 	       is_alone_on_core(at->waker) && leaves_cpu(at);
 }
 
+/* Return whether the task may have this CPU although it shares its core. */
+static inline bool may_share(const struct placement *at, u32 cpu)
+{
+	return !at->wants_core || (at->stays && cpu == at->previous);
+}
+
 /* Return whether the CPU is alone on its core and fast, each only if the task wants that. */
 static inline bool is_perfect(const struct placement *at, u32 cpu)
 {
-	return (!at->wants_core || is_alone_on_core(cpu) || is_left_alone(at, cpu)) &&
+	return (may_share(at, cpu) || is_alone_on_core(cpu) || is_left_alone(at, cpu)) &&
 	       (!at->wants_fast || is_fast(cpu));
 }
 

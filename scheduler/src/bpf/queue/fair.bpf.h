@@ -152,6 +152,7 @@ static __always_inline u64 deadline_of(const struct task_state *ts)
 static __always_inline void end_burst(struct task_state *ts)
 {
 	ts->avg_burst = average_add(ts->avg_burst, ts->burst);
+	learn_burst(&ts->moves, ts->burst);
 	ts->burst = 0;
 	ts->ticks = 0;
 	ts->shares_core = false;

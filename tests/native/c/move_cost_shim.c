@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* move_cost_shim.c - portable/move_cost.h as functions that Rust can call. */
+#include "move_cost.h"
+
+bool magpie_does_better_at_home(const struct move_history *history);
+u64 magpie_far_move_cost(const struct move_history *history);
+void magpie_note_burst_kind(struct move_history *history, u32 kind);
+void magpie_learn_burst(struct move_history *history, u64 ns);
+
+bool magpie_does_better_at_home(const struct move_history *history)
+{
+	return does_better_at_home(history);
+}
+
+u64 magpie_far_move_cost(const struct move_history *history)
+{
+	return far_move_cost(history);
+}
+
+void magpie_note_burst_kind(struct move_history *history, u32 kind)
+{
+	note_burst_kind(history, kind);
+}
+
+void magpie_learn_burst(struct move_history *history, u64 ns)
+{
+	learn_burst(history, ns);
+}
