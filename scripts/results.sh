@@ -74,8 +74,6 @@ measure_all() {
 		--workload latency --set threads=4 --set seconds=0.5
 	without queue-choice vt8 "--no-wakeup-queue-choice" --workload pairs,audio \
 		--set beside=build --set seconds=0.4 --set warmup=0.1
-	without move-cost vt8-mem "--no-move-cost" --workload working-set --set threads=150% \
-		--set kib=192 --set nap_us=20 --set seconds=0.1 --set warmup=0.05
 	without fork vt16 "--no-fork" --workload hackbench --groups 1,2 --loops 30
 	without spread vt8 "--no-spread" --workload primesieve --set threads=50%
 	without balance vt8 "--no-balance" --workload fairness --set hogs=12 --set seconds=2

@@ -84,6 +84,8 @@ pub struct Wakeup {
     pub second_best: u32,
     /// Whether the found CPU runs a SCHED_IDLE task.
     pub preempts: bool,
+    /// The search considered the previous CPU, and its core is shared.
+    pub shares_core: bool,
 }
 
 impl Wakeup {
@@ -108,6 +110,7 @@ impl Wakeup {
             cpu: NO_CPU,
             second_best: NO_CPU,
             preempts: false,
+            shares_core: false,
         }
     }
 }

@@ -46,10 +46,12 @@ static __always_inline u64 expected_wait(s32 cpu, u64 now)
 	return burst * (1 + READ_ONCE(llc_state_at(llc)->waiting)) / (llc_of(llc)->size ?: 1);
 }
 
-/* Return whether a move to another LLC costs the task less than the wait that it saves. */
-static __always_inline bool is_worth_a_far_move(const struct task_state *ts, u64 wait)
+/* Return whether a woken task would wait in its LLC for longer than a move to another one costs. */
+static __always_inline bool would_wait_for_longer(const struct task_state *ts, s32 cpu, u64 now)
 {
-	return !move_cost_enabled || wait >= far_move_cost(&ts->moves);
+	u64 cost = move_cost_enabled ? far_move_cost(&ts->moves) : 0;
+
+	return !cost || expected_wait(cpu, now) >= cost;
 }
 
 /* Return whether the first task of a CPU's queue has waited for as long as a far move costs it. */
@@ -61,7 +63,7 @@ __noinline bool may_first_move_far(s32 cpu)
 	bpf_for_each(scx_dsq, p, cpu, 0) {
 		const struct task_state *ts = task_state(p);
 
-		may = !ts || is_worth_a_far_move(ts, scx_bpf_now() - ts->queued_at);
+		may = !ts || scx_bpf_now() - ts->queued_at >= far_move_cost(&ts->moves);
 		break;
 	}
 

@@ -53,7 +53,7 @@
 #define WORTH_A_CORE_NS 500000
 
 /* How the burst begins for which a CPU was chosen. */
-static __always_inline u32 burst_kind_of(const struct placement *at, u32 step, s32 previous)
+static __always_inline u32 burst_kind_of(const struct placement *at, u32 step)
 {
 	if (step == STEP_QUEUE || step == STEP_WAKER)
 		return BURST_NEAR;
@@ -61,8 +61,8 @@ static __always_inline u32 burst_kind_of(const struct placement *at, u32 step, s
 		return BURST_FAR;
 	if (!at->wants_core)
 		return BURST_NEAR;
-	if (at->cpu == previous)
-		return is_alone_on_core(previous) ? BURST_NEAR : BURST_STAYED;
+	if (at->cpu == at->previous)
+		return at->shares_core ? BURST_STAYED : BURST_NEAR;
 
 	return step == STEP_IDLE_CPU ? BURST_NEAR : BURST_MOVED;
 }
@@ -110,7 +110,7 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 		.wants_fast = is_hybrid && ts->avg_burst >= slice_ns / 2,
 		.may_go_far = (ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS ||
 			       !READ_ONCE(state_of(prev_cpu)->sleeps_soon)) &&
-			      is_worth_a_far_move(ts, expected_wait(prev_cpu, now)),
+			      would_wait_for_longer(ts, prev_cpu, now),
 		.core_is_worth_it = wants_idle_core() &&
 				    (ts->cpu < 0 || ts->avg_burst >= WORTH_A_CORE_NS),
 		.outlasts_waker = ts->avg_burst >= WORTH_A_CORE_NS,
@@ -120,7 +120,7 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 
 	note_wakeup(state, at.now);
 	if (move_cost_enabled)
-		note_burst_kind(&ts->moves, burst_kind_of(&at, step, prev_cpu));
+		note_burst_kind(&ts->moves, burst_kind_of(&at, step));
 	ts->recent = prev_cpu;
 	ts->woken_from = here;
 	/* Otherwise the compiler bounds one copy of @step and uses another. */

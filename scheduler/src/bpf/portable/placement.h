@@ -48,6 +48,7 @@ struct placement {
 	u32 cpu; /* found */
 	u32 second_best; /* idle, but not perfect; or NO_CPU */
 	bool preempts; /* a SCHED_IDLE task runs on the found CPU */
+	bool shares_core; /* the previous CPU was considered, and its core is shared */
 };
 
 #define __by_includer __attribute__((visibility("hidden")))
@@ -111,17 +112,22 @@ static inline bool is_left_alone(const struct placement *at, u32 cpu)
 	       is_alone_on_core(at->waker) && leaves_cpu(at);
 }
 
-/* Return whether the task may have this CPU although it shares its core. */
-static inline bool may_share(const struct placement *at, u32 cpu)
+/* Return whether the CPU is alone on its core, or need not be. */
+static inline bool has_core(struct placement *at, u32 cpu)
 {
-	return !at->wants_core || (at->stays && cpu == at->previous);
+	bool is_alone = !at->wants_core || is_alone_on_core(cpu);
+
+	if (cpu != at->previous)
+		return is_alone;
+
+	at->shares_core = !is_alone;
+	return is_alone || at->stays;
 }
 
 /* Return whether the CPU is alone on its core and fast, each only if the task wants that. */
-static inline bool is_perfect(const struct placement *at, u32 cpu)
+static inline bool is_perfect(struct placement *at, u32 cpu)
 {
-	return (may_share(at, cpu) || is_alone_on_core(cpu) || is_left_alone(at, cpu)) &&
-	       (!at->wants_fast || is_fast(cpu));
+	return (has_core(at, cpu) || is_left_alone(at, cpu)) && (!at->wants_fast || is_fast(cpu));
 }
 
 /* Claim one given CPU if it is idle, allowed and perfect; whether it is claimed. */
