@@ -55,6 +55,8 @@ fn a_far_move_costs_what_bursts_last_longer_after_it() {
     assert_eq!(history.far_cost(), 8000);
     history.run(Kind::Near, 10_000_000);
     assert_eq!(history.far_cost(), 0);
+    history.run(Kind::Far, 10_000_000_000);
+    assert_eq!(history.far_cost(), 1_000_000);
 }
 
 #[test]
@@ -70,14 +72,17 @@ fn a_far_move_is_tried_again_after_some_thousand_bursts() {
 
 proptest! {
     #[test]
-    fn one_of_sixteen_wakeups_at_least_tries_the_other(
-        bursts in prop::collection::vec((1..u64::MAX / 2, 1..u64::MAX / 2), 64),
+    fn each_sixteenth_choice_is_the_other_one(
+        stayed in 1..u64::MAX / 2,
+        moved in 1..u64::MAX / 2,
+        choices in 0..1_000_000_u32,
     ) {
-        let mut history = History::default();
-        let mut tried = 0;
-        for (stayed, moved) in bursts {
-            tried += stays(&mut history, 1, stayed, moved);
-        }
-        prop_assert!((4..=60).contains(&tried), "{}", tried);
+        let at = |choices| History {
+            burst: [0, stayed, moved, 0],
+            choices,
+            kind: 0,
+        };
+        let usual = at(1).stays();
+        prop_assert_eq!(at(choices).stays(), usual != (choices % 16 == 0));
     }
 }

@@ -40,6 +40,12 @@ enum burst_kind {
 
 #define TRY_EVERY 16
 
+/*
+ * A move costs no more than that: about the time in which 16 MiB are fetched. The burst after a move
+ * may be long for other reasons.
+ */
+#define LARGEST_MOVE_COST_NS 1000000
+
 /* What was learned decays with each burst nearby, so that a far move is tried again. */
 #define FAR_DECAY_SHIFT 10
 
@@ -69,7 +75,10 @@ static inline u64 far_move_cost(const struct move_history *history)
 	u64 near = history->burst[BURST_NEAR];
 	u64 far = history->burst[BURST_FAR];
 
-	return near && far > near ? far - near : 0;
+	if (!near || far <= near)
+		return 0;
+
+	return far - near < LARGEST_MOVE_COST_NS ? far - near : LARGEST_MOVE_COST_NS;
 }
 
 /* A CPU was chosen: the burst that begins is of this kind. */
