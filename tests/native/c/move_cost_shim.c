@@ -4,7 +4,8 @@
 
 bool magpie_does_better_at_home(const struct move_history *history);
 u64 magpie_far_move_cost(const struct move_history *history);
-void magpie_note_burst_kind(struct move_history *history, u32 kind);
+void magpie_note_far_move(struct move_history *history, u64 ns);
+void magpie_note_next_burst(struct move_history *history, u32 kind);
 void magpie_learn_burst(struct move_history *history, u64 ns);
 
 bool magpie_does_better_at_home(const struct move_history *history)
@@ -17,12 +18,17 @@ u64 magpie_far_move_cost(const struct move_history *history)
 	return far_move_cost(history);
 }
 
-void magpie_note_burst_kind(struct move_history *history, u32 kind)
+void magpie_note_next_burst(struct move_history *history, u32 kind)
 {
-	note_burst_kind(history, kind);
+	note_next_burst(history, kind);
 }
 
 void magpie_learn_burst(struct move_history *history, u64 ns)
 {
 	learn_burst(history, ns);
+}
+
+void magpie_note_far_move(struct move_history *history, u64 ns)
+{
+	note_far_move(history, ns);
 }

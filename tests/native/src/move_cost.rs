@@ -10,6 +10,8 @@ pub struct History {
     pub choices: u32,
     /// Kind of the burst that runs now.
     pub kind: u32,
+    /// Kind of the burst that will begin when that has ended.
+    pub next: u32,
 }
 
 /// How a burst began, in the order of `enum burst_kind`.
@@ -29,7 +31,8 @@ pub enum Kind {
 unsafe extern "C" {
     fn magpie_does_better_at_home(history: *const History) -> bool;
     fn magpie_far_move_cost(history: *const History) -> u64;
-    fn magpie_note_burst_kind(history: *mut History, kind: u32);
+    fn magpie_note_far_move(history: *mut History, ns: u64);
+    fn magpie_note_next_burst(history: *mut History, kind: u32);
     fn magpie_learn_burst(history: *mut History, ns: u64);
 }
 
@@ -46,12 +49,24 @@ impl History {
         unsafe { magpie_far_move_cost(self) }
     }
 
-    /// A burst of a kind begins, and lasts for `ns`.
-    pub fn run(&mut self, kind: Kind, ns: u64) {
+    /// A CPU is chosen for the task, whose burst lasted for `ns`; the next one begins like `kind`.
+    pub fn wake(&mut self, kind: Kind, ns: u64) {
         // SAFETY: as above, and nobody else has the structure.
         unsafe {
-            magpie_note_burst_kind(self, kind as u32);
+            magpie_note_next_burst(self, kind as u32);
             magpie_learn_burst(self, ns);
         }
+    }
+
+    /// The task is taken to another LLC, after `ns` of its burst.
+    pub fn take_far(&mut self, ns: u64) {
+        // SAFETY: as above.
+        unsafe { magpie_note_far_move(self, ns) }
+    }
+
+    /// A burst of a kind begins, lasts for `ns`, and ends.
+    pub fn run(&mut self, kind: Kind, ns: u64) {
+        self.kind = kind as u32;
+        self.wake(Kind::Near, ns);
     }
 }

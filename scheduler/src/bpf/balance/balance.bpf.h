@@ -295,7 +295,7 @@ static __always_inline bool pull_far(s32 cpu, u64 now)
 	if (busier == NO_PLACE)
 		return false;
 
-	/* What waits for long, waits longer than its move costs. */
+	/* Tasks that wait here for long would wait for longer than a move costs. */
 	state_of(cpu)->refused = NEVER_REFUSES;
 	bpf_for(i, 0, PULLS_IN_DUTY) {
 		found = steal_from_llc(cpu, busier, spread_start(cpu, busier));

@@ -83,8 +83,10 @@ static __always_inline bool steal_from(s32 cpu, u32 victim)
 	u64 began = scx_bpf_now();
 	bool found;
 
-	if (refuses_far_move(thief, cpu, victim))
+	if (refuses_far_move(thief, cpu, victim)) {
+		count_event(thief, EVENT_STEAL_NS, scx_bpf_now() - began);
 		return false;
+	}
 
 	count_event(thief, EVENT_STEAL_LOOK, 1);
 	found = scx_bpf_dsq_move_to_local(victim, 0);

@@ -8,7 +8,7 @@
  *
  *   wakeup, an idle core elsewhere, previous CPU idle beside a busy one  --> does_better_at_home()
  *   wakeup, no idle CPU in the LLC, one in another                       --> would wait longer than
- *   idle CPU of another LLC, first task of a queue                       --> has waited longer than
+ *   idle CPU of another LLC, first task of a queue that may run there    --> has waited longer than
  *                                                                            a far move costs?
  *
  * A task that a thief leaves is offered to idle CPUs at the next tick of its CPU, whatever the move
@@ -23,7 +23,8 @@
 #ifndef __MAGPIE_MOVE_COST_BPF_H
 #define __MAGPIE_MOVE_COST_BPF_H
 
-const volatile bool move_cost_enabled = true;
+/* How many tasks a thief passes that may not run on it, to find the one that it would take. */
+#define TASKS_PASSED 8
 
 static __always_inline bool is_in_other_llc(s32 cpu, s32 other)
 {
@@ -46,6 +47,15 @@ static __always_inline u64 expected_wait(s32 cpu, u64 now)
 	return burst * (1 + READ_ONCE(llc_state_at(llc)->waiting)) / (llc_of(llc)->size ?: 1);
 }
 
+/*
+ * Return whether an idle core of another LLC is worth the move to a task that would share a core in
+ * its own: two hogs on a core run at 0.6 of their speed.
+ */
+static __always_inline bool is_worth_a_far_core(const struct task_state *ts)
+{
+	return !move_cost_enabled || ts->avg_burst / 4 >= far_move_cost(&ts->moves);
+}
+
 /* Return whether a woken task would wait in its LLC for longer than a move to another one costs. */
 static __always_inline bool would_wait_for_longer(const struct task_state *ts, s32 cpu, u64 now)
 {
@@ -54,16 +64,33 @@ static __always_inline bool would_wait_for_longer(const struct task_state *ts, s
 	return !cost || expected_wait(cpu, now) >= cost;
 }
 
-/* Return whether the first task of a CPU's queue has waited for as long as a far move costs it. */
-__noinline bool may_first_move_far(s32 cpu)
+/* Return whether the task has waited for as long as a move to another LLC costs it. */
+static __always_inline bool has_waited_for_move(const struct task_state *ts, u64 now)
 {
+	u64 cost = far_move_cost(&ts->moves);
+
+	return !cost || !is_before(now, ts->queued_at + cost);
+}
+
+/* Return whether the task that a thief would take out of a queue has waited for its move. */
+__noinline bool may_take_far(s32 thief, s32 victim)
+{
+	struct cpu_state *state = state_of(thief);
+	u64 now = scx_bpf_now();
 	struct task_struct *p;
 	bool may = true;
 
-	bpf_for_each(scx_dsq, p, cpu, 0) {
-		const struct task_state *ts = task_state(p);
+	state->walked = 0;
+	bpf_for_each(scx_dsq, p, victim, 0) {
+		const struct task_state *ts;
 
-		may = !ts || scx_bpf_now() - ts->queued_at >= far_move_cost(&ts->moves);
+		if (++state->walked > TASKS_PASSED)
+			break;
+		if (!bpf_cpumask_test_cpu(thief, p->cpus_ptr))
+			continue;
+
+		ts = task_state(p);
+		may = !ts || has_waited_for_move(ts, now);
 		break;
 	}
 
@@ -80,22 +107,26 @@ static __always_inline bool gives_up(const struct cpu_state *thief)
 	return thief->refused >= MOST_REFUSED && thief->refused != NEVER_REFUSES;
 }
 
-/* Return whether a thief leaves a queue of another LLC, because the move would cost its task more. */
+/*
+ * Return whether a thief leaves a queue of another LLC, because the move would cost its task more. A
+ * CPU without ticks would not offer the task again.
+ */
 static __always_inline bool refuses_far_move(struct cpu_state *thief, s32 cpu, u32 victim)
 {
 	if (!move_cost_enabled || thief->refused == NEVER_REFUSES ||
-	    !is_in_other_llc(cpu, victim) || may_first_move_far(victim))
+	    !is_in_other_llc(cpu, victim) || READ_ONCE(state_of(victim)->has_no_tick) ||
+	    may_take_far(cpu, victim))
 		return false;
 
 	thief->refused++;
 	return true;
 }
 
-/* A task was taken from another CPU's queue: its burst is one after a move. */
+/* A task was taken from another CPU's queue. */
 static __always_inline void note_taken(struct task_state *ts, s32 cpu)
 {
 	if (move_cost_enabled && ts->cpu >= 0 && is_in_other_llc(ts->cpu, cpu))
-		note_burst_kind(&ts->moves, BURST_FAR);
+		note_far_move(&ts->moves, ts->burst);
 }
 
 #endif /* __MAGPIE_MOVE_COST_BPF_H */

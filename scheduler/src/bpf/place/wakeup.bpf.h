@@ -55,11 +55,11 @@
 /* How the burst begins for which a CPU was chosen. */
 static __always_inline u32 burst_kind_of(const struct placement *at, u32 step)
 {
-	if (step == STEP_QUEUE || step == STEP_WAKER)
+	if (step == STEP_QUEUE)
 		return BURST_NEAR;
-	if (step == STEP_BEYOND)
+	if (is_in_other_llc(at->previous, at->cpu))
 		return BURST_FAR;
-	if (!at->wants_core)
+	if (!at->wants_core || step == STEP_WAKER)
 		return BURST_NEAR;
 	if (at->cpu == at->previous)
 		return at->shares_core ? BURST_STAYED : BURST_NEAR;
@@ -112,15 +112,16 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 			       !READ_ONCE(state_of(prev_cpu)->sleeps_soon)) &&
 			      would_wait_for_longer(ts, prev_cpu, now),
 		.core_is_worth_it = wants_idle_core() &&
-				    (ts->cpu < 0 || ts->avg_burst >= WORTH_A_CORE_NS),
+				    (ts->cpu < 0 || ts->avg_burst >= WORTH_A_CORE_NS) &&
+				    is_worth_a_far_core(ts),
 		.outlasts_waker = ts->avg_burst >= WORTH_A_CORE_NS,
 		.may_preempt = p->policy != SCHED_IDLE,
 	};
 	u32 step = choose_cpu(&at, p);
 
 	note_wakeup(state, at.now);
-	if (move_cost_enabled)
-		note_burst_kind(&ts->moves, burst_kind_of(&at, step));
+	if (move_cost_enabled && ts->cpu >= 0)
+		note_next_burst(&ts->moves, burst_kind_of(&at, step));
 	ts->recent = prev_cpu;
 	ts->woken_from = here;
 	/* Otherwise the compiler bounds one copy of @step and uses another. */

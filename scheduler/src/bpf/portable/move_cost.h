@@ -2,7 +2,7 @@
 /*
  * move_cost.h - what a move costs a task, learned from its own bursts.
  *
- * Nobody tells a scheduler how much of a cache a task uses, what a busy sibling takes from it, or
+ * The kernel does not know how much of a cache a task uses, what a busy sibling takes from it, or
  * how long the machine needs to fetch it again. All of that shows in how long the task's bursts
  * last. So bursts are averaged by how they began, and two questions compare the averages:
  *
@@ -21,8 +21,7 @@
  *     others by more than it would wait?         --yes--> wait
  *                                                --no---> move
  *
- * A tie is for staying: a move costs others, too, whose caches it fills. A task with no caches to
- * lose moves as if nothing was learned.
+ * A tie between cores is for staying: a move costs others, too, whose caches it fills.
  */
 #ifndef __MAGPIE_MOVE_COST_H
 #define __MAGPIE_MOVE_COST_H
@@ -46,13 +45,14 @@ enum burst_kind {
  */
 #define LARGEST_MOVE_COST_NS 1000000
 
-/* What was learned decays with each burst nearby, so that a far move is tried again. */
+/* How much of the cost is forgotten with each burst nearby, so that a far move is tried again. */
 #define FAR_DECAY_SHIFT 10
 
 struct move_history {
 	u64 burst[NR_BURST_KINDS]; /* average length of each kind, ns; 0: not known. NEAR: of all but FAR */
-	u32 choices; /* between an idle core and the previous CPU */
+	u32 choices; /* how many STAYED and MOVED bursts began */
 	u32 kind; /* of the burst that runs now, enum burst_kind */
+	u32 next; /* of the burst that will begin when that has ended */
 };
 
 /* Return whether the task is to stay, if its previous CPU idles beside a busy one. */
@@ -81,12 +81,21 @@ static inline u64 far_move_cost(const struct move_history *history)
 	return far - near < LARGEST_MOVE_COST_NS ? far - near : LARGEST_MOVE_COST_NS;
 }
 
-/* A CPU was chosen: the burst that begins is of this kind. */
-static inline void note_burst_kind(struct move_history *history, u32 kind)
+/* A CPU was chosen for a task that has slept: its next burst begins like this. */
+static inline void note_next_burst(struct move_history *history, u32 kind)
 {
-	history->kind = kind;
+	history->next = kind;
 	if (kind == BURST_STAYED || kind == BURST_MOVED)
 		history->choices++;
+}
+
+/*
+ * The task was taken to another LLC while it waited, after @ns of its burst. A burst of which a part
+ * ran before the move teaches nothing.
+ */
+static inline void note_far_move(struct move_history *history, u64 ns)
+{
+	history->kind = ns ? NR_BURST_KINDS : BURST_FAR;
 }
 
 /* Note a sample of a kind. */
@@ -95,19 +104,32 @@ static inline void learn_kind(struct move_history *history, u32 kind, u64 ns)
 	history->burst[kind] = history->burst[kind] ? average_add(history->burst[kind], ns) : ns;
 }
 
-/* The burst is over; it lasted for @ns. */
+/* Forget a part of what far moves cost; all of it once they seem to cost nothing. */
+static inline void forget_far(struct move_history *history)
+{
+	u64 near = history->burst[BURST_NEAR];
+	u64 *far = &history->burst[BURST_FAR];
+
+	if (*far > near)
+		*far -= ((*far - near) >> FAR_DECAY_SHIFT) + 1;
+	else
+		*far = 0;
+}
+
+/* The burst is over, it lasted for @ns; the next one begins. */
 static inline void learn_burst(struct move_history *history, u64 ns)
 {
 	u32 kind = history->kind;
 
-	history->kind = BURST_NEAR;
+	history->kind = history->next;
+	history->next = BURST_NEAR;
 	if (kind >= NR_BURST_KINDS)
 		return;
 	if (kind != BURST_NEAR)
 		learn_kind(history, kind, ns);
 	if (kind != BURST_FAR) {
 		learn_kind(history, BURST_NEAR, ns);
-		history->burst[BURST_FAR] -= history->burst[BURST_FAR] >> FAR_DECAY_SHIFT;
+		forget_far(history);
 	}
 }
 
