@@ -171,8 +171,7 @@ mechanisms! {
         /// Spreading searches for idle cores, so it is left out, too: a running task stays on a
         /// core that it shares.
         Part(no_wakeup_idle_core) clears wakeup_idle_core;
-        /// Leave out what moves cost: a task leaves its previous CPU for an idle core, and its LLC
-        /// for an idle CPU, whatever that costs it
+        /// Leave out what moves cost: a task leaves its LLC for an idle CPU, whatever that costs it
         Part(no_move_cost) clears move_cost_enabled;
         /// Leave out the choice of a queue: a woken task that finds no idle CPU waits for its
         /// previous CPU, although another one of its LLC would run it sooner

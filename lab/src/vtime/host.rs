@@ -1,8 +1,8 @@
 //! Several guests on the physical CPUs of one host, in one run of virtual time.
 //!
 //! Each guest is a QEMU process with a batch job. The plugin in each of them shares one clock, one
-//! set of physical CPUs and one order of turns with the others (`lab/vtime/guests.c`), so a run is
-//! deterministic. All guests boot at the same time, and begin their commands at the same time.
+//! set of physical CPUs and one order of turns with the others (`lab/vtime/guests.c`), so turns
+//! follow from virtual time. All guests boot at the same time, and begin their commands at the same time.
 
 use std::fmt;
 use std::time::{Duration, Instant};

@@ -64,8 +64,6 @@ pub struct Wakeup {
     pub is_sync: bool,
     /// Idle cores come before idle CPUs.
     pub wants_core: bool,
-    /// The previous CPU will do even if its core is shared.
-    pub stays: bool,
     /// Fast CPUs come before slow ones.
     pub wants_fast: bool,
     /// The search goes on in other LLCs.
@@ -84,8 +82,6 @@ pub struct Wakeup {
     pub second_best: u32,
     /// Whether the found CPU runs a SCHED_IDLE task.
     pub preempts: bool,
-    /// The search considered the previous CPU, and its core is shared.
-    pub shares_core: bool,
 }
 
 impl Wakeup {
@@ -100,7 +96,6 @@ impl Wakeup {
             looks: 64,
             is_sync: false,
             wants_core: true,
-            stays: false,
             wants_fast: false,
             may_go_far: true,
             core_is_worth_it: false,
@@ -110,7 +105,6 @@ impl Wakeup {
             cpu: NO_CPU,
             second_best: NO_CPU,
             preempts: false,
-            shares_core: false,
         }
     }
 }

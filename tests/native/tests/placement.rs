@@ -178,21 +178,6 @@ fn without_idle_cores_any_idle_cpu_will_do() {
 }
 
 #[test]
-fn a_task_that_stays_shares_the_core_of_its_previous_cpu_and_of_no_other() {
-    let mut machine = small();
-    machine.set([3], Cpu::Busy);
-    let at = Wakeup {
-        stays: true,
-        ..Wakeup::new(2, 0)
-    };
-    assert_eq!(choose(&mut machine, at.clone()), (Step::Previous, 2));
-
-    machine.set([2], Cpu::Busy);
-    let (step, cpu) = choose(&mut machine, at);
-    assert_eq!((step, cpu / 2), (Step::IdleCore, 0));
-}
-
-#[test]
 fn all_are_asked_for_an_idle_core_until_none_is_found() {
     let mut machine = Machine::new(1, 1, 16, 2);
     let few = |machine: &mut Machine| {

@@ -6,7 +6,6 @@
  * that saves it more than its caches are worth. The kernel takes one constant for all tasks and
  * distances. Here portable/move_cost.h learns it from each task's own bursts.
  *
- *   wakeup, an idle core elsewhere, previous CPU idle beside a busy one  --> does_better_at_home()
  *   wakeup, no idle CPU in the LLC, one in another                       --> would wait longer than
  *   idle CPU of another LLC, first task of a queue that may run there    --> has waited longer than
  *                                                                            a far move costs?

@@ -52,21 +52,6 @@
  */
 #define WORTH_A_CORE_NS 500000
 
-/* How the burst begins for which a CPU was chosen. */
-static __always_inline u32 burst_kind_of(const struct placement *at, u32 step)
-{
-	if (step == STEP_QUEUE)
-		return BURST_NEAR;
-	if (is_in_other_llc(at->previous, at->cpu))
-		return BURST_FAR;
-	if (!at->wants_core || step == STEP_WAKER)
-		return BURST_NEAR;
-	if (at->cpu == at->previous)
-		return at->shares_core ? BURST_STAYED : BURST_NEAR;
-
-	return step == STEP_IDLE_CPU ? BURST_NEAR : BURST_MOVED;
-}
-
 /* With --no-wakeup, let the kernel choose the CPU, from its own masks of idle CPUs. */
 static __always_inline s32 place_plainly(struct task_struct *p, s32 prev_cpu, u64 wake_flags,
 					 bool *runs_next)
@@ -106,7 +91,6 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 		.looks = state->looks,
 		.is_sync = wake_flags & SCX_WAKE_SYNC,
 		.wants_core = wants_idle_core(),
-		.stays = move_cost_enabled && does_better_at_home(&ts->moves),
 		.wants_fast = is_hybrid && ts->avg_burst >= slice_ns / 2,
 		.may_go_far = (ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS ||
 			       !READ_ONCE(state_of(prev_cpu)->sleeps_soon)) &&
@@ -120,8 +104,8 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 	u32 step = choose_cpu(&at, p);
 
 	note_wakeup(state, at.now);
-	if (move_cost_enabled && ts->cpu >= 0)
-		note_next_burst(&ts->moves, burst_kind_of(&at, step));
+	if (move_cost_enabled && ts->cpu >= 0 && step != STEP_QUEUE)
+		note_next_burst(&ts->moves, is_in_other_llc(at.previous, at.cpu));
 	ts->recent = prev_cpu;
 	ts->woken_from = here;
 	/* Otherwise the compiler bounds one copy of @step and uses another. */

@@ -36,7 +36,6 @@ struct placement {
 	u32 looks; /* how many CPUs a search of one LLC asks, unless for an idle core */
 	bool is_sync; /* a sync wakeup: the waker says that it will sleep soon */
 	bool wants_core; /* idle cores before idle CPUs */
-	bool stays; /* ... but the previous CPU will do, if its core is shared */
 	bool wants_fast; /* a slow CPU only if no fast one is idle */
 	bool may_go_far; /* a move to another LLC is worth its cost */
 	bool core_is_worth_it; /* ... if it would share a core in its LLC */
@@ -48,7 +47,6 @@ struct placement {
 	u32 cpu; /* found */
 	u32 second_best; /* idle, but not perfect; or NO_CPU */
 	bool preempts; /* a SCHED_IDLE task runs on the found CPU */
-	bool shares_core; /* the previous CPU was considered, and its core is shared */
 };
 
 #define __by_includer __attribute__((visibility("hidden")))
@@ -112,22 +110,11 @@ static inline bool is_left_alone(const struct placement *at, u32 cpu)
 	       is_alone_on_core(at->waker) && leaves_cpu(at);
 }
 
-/* Return whether the CPU is alone on its core, or need not be. */
-static inline bool has_core(struct placement *at, u32 cpu)
-{
-	bool is_alone = !at->wants_core || is_alone_on_core(cpu);
-
-	if (cpu != at->previous)
-		return is_alone;
-
-	at->shares_core = !is_alone;
-	return is_alone || at->stays;
-}
-
 /* Return whether the CPU is alone on its core and fast, each only if the task wants that. */
-static inline bool is_perfect(struct placement *at, u32 cpu)
+static inline bool is_perfect(const struct placement *at, u32 cpu)
 {
-	return (has_core(at, cpu) || is_left_alone(at, cpu)) && (!at->wants_fast || is_fast(cpu));
+	return (!at->wants_core || is_alone_on_core(cpu) || is_left_alone(at, cpu)) &&
+	       (!at->wants_fast || is_fast(cpu));
 }
 
 /* Claim one given CPU if it is idle, allowed and perfect; whether it is claimed. */
