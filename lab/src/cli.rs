@@ -121,14 +121,8 @@ pub fn run(args: Args) -> Result<u8> {
     })
     .context("cannot install the handler that ends guests on Ctrl-C")?;
     match args.command {
-        Command::Run(run) => Ok(run_command(&run).unwrap_or_else(|error| {
-            eprintln!("magpie lab: {error:#}");
-            LAB_FAILED
-        })),
-        Command::Host(args) => Ok(host::run(&args).unwrap_or_else(|error| {
-            eprintln!("magpie lab: {error:#}");
-            LAB_FAILED
-        })),
+        Command::Run(run) => Ok(code_of(run_command(&run))),
+        Command::Host(args) => Ok(code_of(host::run(&args))),
         Command::Kernels(args) => kernels::list(&args),
         Command::Kernel(command) => kernels::run(&command),
         Command::Machines(machines) => list_machines(&machines),
@@ -257,6 +251,14 @@ fn run_deterministic(
         write_json(path, &record)?;
     }
     Ok(u8::try_from(outcome.code).unwrap_or(u8::MAX))
+}
+
+/// Returns the exit code of a command that ends with a guest's; prints why the lab failed.
+fn code_of(result: Result<u8>) -> u8 {
+    result.unwrap_or_else(|error| {
+        eprintln!("magpie lab: {error:#}");
+        LAB_FAILED
+    })
 }
 
 /// `magpie lab machines`: lists the presets.

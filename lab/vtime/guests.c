@@ -10,8 +10,8 @@
  * So a host is to turn.c and host.c what one guest is, with more vCPUs and more main
  * loops. The vCPU that is furthest behind has the next turn, whichever process it belongs
  * to; of several it is the one of the first guest. Virtual time stands still until all
- * guests have started, since a main loop that has not started counts as busy. Nothing
- * depends on which process comes first.
+ * guests have started, since a main loop that has not started counts as busy. No rule
+ * asks which process comes first.
  *
  * A process wakes the main loop of another one by a named pipe, FILE.0 for guest 0, and
  * its vCPUs by futexes in the file.
@@ -96,7 +96,7 @@ static void map_file(void)
 	close(fd);
 }
 
-/* Open the pipe by which this guest's main loop is woken. Whoever is first makes it. */
+/* Open the pipe by which this guest's main loop is woken. The process that is first makes it. */
 static int open_pipe(unsigned int guest)
 {
 	char path[4096];

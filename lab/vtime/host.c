@@ -110,7 +110,7 @@ void host_leave(struct vcpu *v)
 	v->has_physical = false;
 }
 
-/* Give the physical CPU that @v has just left to the next waiting vCPU, and return that one, or NULL. */
+/* Give the physical CPU that @v has just left to the next waiting vCPU. Return that one, or NULL. */
 struct vcpu *host_pass_on(const struct vcpu *v)
 {
 	struct vcpu *next = next_waiting();

@@ -108,8 +108,11 @@ static void write_span(FILE *f)
 		span.idle_ns, span.steal_ns);
 }
 
-/* Write the report to the file of the option, or to standard error. @end says why: "running"
- * (the lab asked for it), "exit", "mark" (the end mark of a seed), "over" (the other guests of a host have ended) or "hang". */
+/*
+ * Write the report to the file of the option, or to standard error. @end says why: "running" (the
+ * lab asked for it), "exit", "mark" (the end mark of a seed), "over" (the other guests of a host have
+ * ended) or "hang".
+ */
 void report_write(const char *end)
 {
 	const double real_s = (real_now() - real_start_ns) / 1e9;

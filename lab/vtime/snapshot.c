@@ -398,12 +398,8 @@ static void end(unsigned int index, void *userdata)
 /* Watch for the marks in this block. Off without the option. */
 void snapshot_watch(struct qemu_plugin_tb *tb)
 {
-	if (!options.snapshot)
-		return;
-	if (work_has_nopl(tb, NOPL_BEGIN))
-		qemu_plugin_register_vcpu_tb_exec_cb(tb, begin, QEMU_PLUGIN_CB_NO_REGS, NULL);
-	if (work_has_nopl(tb, NOPL_END))
-		qemu_plugin_register_vcpu_tb_exec_cb(tb, end, QEMU_PLUGIN_CB_NO_REGS, NULL);
+	if (options.snapshot)
+		work_watch_marks(tb, begin, end);
 }
 
 /*

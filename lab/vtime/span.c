@@ -64,10 +64,6 @@ struct span span_so_far(void)
 /* Watch for the marks in this block. Without the option host= they are no marks. */
 void span_watch(struct qemu_plugin_tb *tb)
 {
-	if (!options.host)
-		return;
-	if (work_has_nopl(tb, NOPL_BEGIN))
-		qemu_plugin_register_vcpu_tb_exec_cb(tb, begin, QEMU_PLUGIN_CB_NO_REGS, NULL);
-	if (work_has_nopl(tb, NOPL_END))
-		qemu_plugin_register_vcpu_tb_exec_cb(tb, end, QEMU_PLUGIN_CB_NO_REGS, NULL);
+	if (options.host)
+		work_watch_marks(tb, begin, end);
 }

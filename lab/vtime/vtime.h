@@ -292,6 +292,7 @@ void breakpoint_watch(struct qemu_plugin_tb *tb);
 
 /* work.c */
 bool work_has_nopl(const struct qemu_plugin_tb *tb, uint32_t displacement);
+void work_watch_marks(struct qemu_plugin_tb *tb, exec_cb begin, exec_cb end);
 
 /* perturb.c */
 extern struct perturbation perturbation;

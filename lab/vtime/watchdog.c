@@ -33,7 +33,10 @@ static void want_report(int signal)
 	report_wanted = 1;
 }
 
-/* Sleep for a second, write the report if SIGUSR2 asked for it, and look for guests that ended. */
+/*
+ * Sleep for a second. Meanwhile write the report if SIGUSR2 asked for it, look for guests whose
+ * processes have died, and end this process once the run is over.
+ */
 static void sleep_second(void)
 {
 	const struct timespec pause = { .tv_nsec = 1000000000 / LOOKS_PER_SECOND };

@@ -37,3 +37,12 @@ bool work_has_nopl(const struct qemu_plugin_tb *tb, uint32_t displacement)
 	}
 	return false;
 }
+
+/* Have QEMU call these functions where the block has a begin mark, and where it has an end mark. */
+void work_watch_marks(struct qemu_plugin_tb *tb, exec_cb begin, exec_cb end)
+{
+	if (work_has_nopl(tb, NOPL_BEGIN))
+		qemu_plugin_register_vcpu_tb_exec_cb(tb, begin, QEMU_PLUGIN_CB_NO_REGS, NULL);
+	if (work_has_nopl(tb, NOPL_END))
+		qemu_plugin_register_vcpu_tb_exec_cb(tb, end, QEMU_PLUGIN_CB_NO_REGS, NULL);
+}

@@ -12,8 +12,8 @@ pub struct Counters {
     count: usize,
 }
 
-/// The size of a cache line, in counters.
-const STRIDE: usize = 8;
+/// The size of a cache line, in words of 64 bits.
+pub const LINE: usize = 8;
 
 impl Counters {
     /// Makes `count` counters of zero. Processes forked from now on share them.
@@ -38,7 +38,7 @@ impl Counters {
 
     /// Adds to one counter.
     pub fn add(&self, index: usize, number: u64) {
-        self.cells()[index * STRIDE].fetch_add(number, Ordering::Relaxed);
+        self.cells()[index * LINE].fetch_add(number, Ordering::Relaxed);
     }
 
     /// The sum of all counters.
@@ -51,13 +51,13 @@ impl Counters {
 
     /// The size of the mapping; at least one byte, because none cannot be mapped.
     fn bytes(count: usize) -> usize {
-        (count * STRIDE * size_of::<AtomicU64>()).max(1)
+        (count * LINE * size_of::<AtomicU64>()).max(1)
     }
 
     fn cells(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is page-aligned, has room for that many cells, holds zeros at first,
         // which are valid cells, and lives as long as `self`.
-        unsafe { std::slice::from_raw_parts(self.memory.cast(), self.count * STRIDE) }
+        unsafe { std::slice::from_raw_parts(self.memory.cast(), self.count * LINE) }
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::path::Path;
+use std::thread;
 
 use anyhow::{Context, Result, bail};
 
@@ -150,6 +151,11 @@ impl fmt::Display for CpuSet {
         }
         Ok(())
     }
+}
+
+/// How many CPUs this program may use.
+pub fn usable() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
 }
 
 #[cfg(test)]

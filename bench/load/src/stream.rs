@@ -14,6 +14,7 @@ use anyhow::{Result, anyhow};
 use serde_json::{Map, Value, json};
 
 use crate::Finding;
+use crate::cpus;
 use crate::sys;
 
 /// Measure the memory's rate: copy, scale, add and triad.
@@ -72,7 +73,7 @@ pub fn run(args: &Args) -> Result<Finding> {
             ));
         }
         Some(threads) => threads,
-        None => thread::available_parallelism().map_or(1, usize::from),
+        None => cpus::usable(),
     };
     let elements = args.mib as usize * (1 << 20) / size_of::<f64>();
     let barrier = Arc::new(Barrier::new(threads));

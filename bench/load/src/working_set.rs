@@ -14,6 +14,8 @@ use hdrhistogram::Histogram;
 use serde_json::json;
 
 use crate::Finding;
+use crate::counters::LINE;
+use crate::cpus;
 use crate::sys;
 use crate::times::{self, Length, Window};
 
@@ -36,9 +38,6 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Words in a line of 64 bytes.
-const LINE: usize = 8;
-
 /// The measurements of one thread.
 struct Passes {
     /// From the end of the nap until all lines are updated, ns.
@@ -51,9 +50,12 @@ struct Passes {
 pub fn run(args: &Args) -> Result<Finding> {
     let threads = match args.threads {
         Some(threads) => threads as usize,
-        None => thread::available_parallelism().map_or(1, usize::from),
+        None => cpus::usable(),
     };
-    let (lines, nap) = (args.kib as usize * 1024 / 64, args.nap_us * 1000);
+    let (lines, nap) = (
+        args.kib as usize * 1024 / size_of::<[u64; LINE]>(),
+        args.nap_us * 1000,
+    );
     let window = args.length.window();
     let workers: Vec<_> = (0..threads)
         .map(|_| thread::spawn(move || measure(lines, nap, window)))

@@ -1,4 +1,5 @@
-//! The machine, the kernel, the scheduler and the command of a guest, as the commands of `magpie lab` take them.
+//! The machine, the kernel, the scheduler and the command of a guest, as the commands of `magpie lab`
+//! take them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

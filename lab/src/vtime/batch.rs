@@ -90,8 +90,8 @@ pub(super) fn start(options: &GuestOptions, job: &str) -> Result<Qemu> {
 }
 
 /// Returns a job that starts a scheduler, runs a shell command under it and stops it. The job's exit
-/// code is the command's, or 125 if the scheduler did not start or did not last; then the job prints the
-/// scheduler's output.
+/// code is the command's, or 125 if the scheduler did not start or did not last; then the job prints
+/// the scheduler's output.
 pub(crate) fn job(scheduler: Option<&[String]>, command: &str) -> String {
     let Some(scheduler) = scheduler else {
         return format!("{command}\n");

@@ -2,7 +2,8 @@
 //!
 //! Each guest is a QEMU process with a batch job. The plugin in each of them shares one clock, one
 //! set of physical CPUs and one order of turns with the others (`lab/vtime/guests.c`), so turns
-//! follow from virtual time. All guests boot at the same time, and begin their commands at the same time.
+//! follow from virtual time. All guests boot at the same time, and begin their commands at the same
+//! time.
 
 use std::fmt;
 use std::time::{Duration, Instant};

@@ -19,15 +19,16 @@ struct Done {
 
 fn update(guest: &mut Guest, scheduler: &str) -> Result<Done> {
     let before = counters(guest)?;
-    let told = json(
-        guest,
-        "magpie-load working-set --json --threads 12 --kib 192 --nap-us 20 --seconds 0.1 \
-         --warmup 0.05",
-    )?;
+    let (seconds, warmup) = (0.1, 0.05);
+    let load = format!(
+        "magpie-load working-set --json --threads 12 --kib 192 --nap-us 20 --seconds {seconds} \
+         --warmup {warmup}"
+    );
+    let told = json(guest, &load)?;
     let after = counters(guest)?;
     let passes_per_s = number(&told, "/passes_per_s")?;
     let moves = grown(&before, &after, "steal_node")? + grown(&before, &after, "wake_beyond")?;
-    let moves = moves as f64 / (0.15 * passes_per_s);
+    let moves = moves as f64 / ((seconds + warmup) * passes_per_s);
     println!("{scheduler}: {passes_per_s} passes a second, {moves:.3} moves in each");
     Ok(Done {
         passes_per_s,

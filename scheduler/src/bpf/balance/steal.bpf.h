@@ -16,8 +16,9 @@
  *        | no                                      us if a task still waits then
  *   LLCs of the node -> other nodes, each beginning at its own position
  *        |
- *   first overloaded CPU: first task in queue order that may run here; of another LLC only if it
- *        |                has waited for as long as the move costs it (place/move_cost.bpf.h)
+ *   first overloaded CPU: first task in queue order that may run here; one of another LLC only if
+ *        |                it has waited for as long as the move costs it (place/move_cost.bpf.h)
+ *        |
  *   own queue once more, if another was tried (that drops the runqueue lock)
  *
  * A thief that finds a queue empty clears the queue's bit, or every other thief would try that

@@ -93,10 +93,10 @@ _Static_assert(__builtin_offsetof(struct cpu_state, idle_since) == 64,
 struct cpu_state cpu_states[MAX_CPUS];
 
 /*
- * The clock is the furthest of the LLC's CPUs, but for those of light tasks. A tick writes it if it is a millisecond behind; ticks,
- * CPUs that leave idle, and wakers of idle CPUs read it. Ticks, pulls and the start of idle periods
- * change @waiting. Busy CPUs write the rest when they balance, and their part of @paces when they go
- * idle.
+ * The clock is the furthest of the LLC's CPUs, but for those of light tasks. A tick writes it if it
+ * is a millisecond behind; ticks, CPUs that leave idle, and wakers of idle CPUs read it. Ticks, pulls
+ * and the start of idle periods change @waiting. Busy CPUs write the rest when they balance, and
+ * their part of @paces when they go idle.
  */
 struct llc_state {
 	u64 clock;
@@ -116,7 +116,7 @@ struct task_state {
 	u64 charged; /* se.sum_exec_runtime up to which vruntime counts */
 	u64 burst; /* CPU time since the last sleep, ns */
 	u64 avg_burst; /* its moving average */
-	struct move_history moves; /* what moves cost it */
+	struct move_history moves; /* what moves to another LLC cost it */
 	u64 queued_at; /* when it last began to wait in a CPU's queue */
 	u64 rate; /* virtual ns per ns, see portable/weight.h */
 	u64 nice_rate; /* the same without cgroups */

@@ -80,4 +80,10 @@ bool is_fast(u32 cpu)
 	return topology_of(cpu)->capacity >= FAST_CAPACITY;
 }
 
+/* Return whether the CPUs are of two LLCs. */
+static __always_inline bool is_in_other_llc(s32 cpu, s32 other)
+{
+	return topology_of(cpu)->llc != topology_of(other)->llc;
+}
+
 #endif /* __MAGPIE_TOPOLOGY_BPF_H */

@@ -59,7 +59,8 @@ static __always_inline void wait_on(struct task_struct *p, struct task_state *ts
 		return;
 	}
 
-	ts->queued_at = now;
+	if (move_cost_enabled)
+		ts->queued_at = now;
 	queue_here(p, ts, cpu, enq_flags);
 	start_hrtick(state, cpu, now);
 	offer_task(p, ts, cpu, enq_flags);

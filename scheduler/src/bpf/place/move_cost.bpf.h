@@ -25,11 +25,6 @@
 /* How many tasks a thief passes that may not run on it, to find the one that it would take. */
 #define TASKS_PASSED 8
 
-static __always_inline bool is_in_other_llc(s32 cpu, s32 other)
-{
-	return topology_of(cpu)->llc != topology_of(other)->llc;
-}
-
 /*
  * How long a woken task would wait in its LLC, where no CPU idles, ns. The first CPU of the LLC that
  * has nothing else to do steals it: if tasks sleep there all the time, so many times sooner as the

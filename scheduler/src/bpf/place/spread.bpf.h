@@ -104,8 +104,7 @@ static __always_inline bool wake_on_idle_core(struct task_struct *p, struct task
 
 	join_after_sleep(ts, idle);
 	count_event(here, EVENT_WAKE_IDLE, 1);
-	count_event(here, cpu_to_llc(idle) == cpu_to_llc(cpu) ? EVENT_WAKE_CORE : EVENT_WAKE_BEYOND,
-		    1);
+	count_event(here, is_in_other_llc(idle, cpu) ? EVENT_WAKE_BEYOND : EVENT_WAKE_CORE, 1);
 	run_next_on(p, ts, idle, enq_flags);
 	return true;
 }

@@ -11,10 +11,13 @@
  *   recent CPU, in the waker's LLC, core idle?               --yes--> there
  *   sync wakeup, and the waker leaves an idle core behind?   --yes--> next on the waker's CPU
  *   idle core in the LLC?                                    --yes--> there
- *   idle core in another LLC, for a new task or long bursts? --yes--> there
+ *   idle core in another LLC, for a new task or long bursts,
+ *   and worth the move?                                      --yes--> there
  *   idle CPU in the LLC?                                     --yes--> there
  *   idle CPU in another LLC, and worth the move?             --yes--> there
  *   otherwise: the previous CPU's queue, or a shorter one in the LLC (queue_choice.bpf.h)
+ *
+ * Whether another LLC is worth the move is also what the task has learned (move_cost.bpf.h).
  *
  * portable/placement.h has this order. Only CPUs that the task may use count, and only preferred
  * ones if it may use any. For a task with long bursts, a core also counts as idle if only the waker

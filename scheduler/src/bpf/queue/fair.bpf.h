@@ -188,7 +188,7 @@ static __always_inline u64 clock_of(s32 cpu)
 /* How far a CPU's clock is ahead of another one's; 0 if the two are of different LLCs. */
 static __always_inline s64 clock_lead(s32 cpu, s32 other)
 {
-	if (topology_of(cpu)->llc != topology_of(other)->llc)
+	if (is_in_other_llc(cpu, other))
 		return 0;
 
 	return clock_of(cpu) - state_of(cpu)->clock_base -

@@ -147,7 +147,8 @@ static __always_inline void kick_queue(const struct task_struct *p, s32 cpu)
 static __always_inline void queue_elsewhere(struct task_struct *p, struct task_state *ts, s32 cpu,
 					    u64 enq_flags)
 {
-	ts->queued_at = scx_bpf_now();
+	if (move_cost_enabled)
+		ts->queued_at = scx_bpf_now();
 	scx_bpf_dsq_insert_vtime(p, cpu, slice_of(ts), deadline_of(ts), enq_flags);
 	kick_queue(p, cpu);
 }
