@@ -86,7 +86,7 @@ metrics! {
         wake_core = magpie_event_EVENT_WAKE_CORE, "Wakeups placed on another idle core of the LLC";
         wake_cpu = magpie_event_EVENT_WAKE_CPU, "Wakeups placed on an idle CPU of the LLC whose core was busy";
         wake_beyond = magpie_event_EVENT_WAKE_BEYOND, "Wakeups placed on an idle CPU of another LLC";
-        wake_other_queue = magpie_event_EVENT_WAKE_OTHER_QUEUE, "Wakeups put into another queue than the previous CPU's, where the task preempts or no task waits";
+        wake_other_queue = magpie_event_EVENT_WAKE_OTHER_QUEUE, "Wakeups put into another queue than the previous CPU's, where the task preempts or fewer tasks wait";
         idle_write = magpie_event_EVENT_IDLE_WRITE, "Writes to shared cache lines that say which CPUs are idle";
     }
     "fork" {
