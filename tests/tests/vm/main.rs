@@ -42,6 +42,7 @@ mod scheduler_survival;
 mod scheduler_throttled;
 mod scheduler_wakeup;
 mod trace;
+mod vtime_frequency;
 mod vtime_guests;
 mod vtime_host;
 mod vtime_machine;
