@@ -4,6 +4,7 @@
 //! are the TOML files of `lab/machines/`, embedded in the program. Users describe their own
 //! machines in files of the same form. See `docs/lab.md` for the format.
 
+mod frequency;
 mod memory;
 mod virtual_time;
 
@@ -110,6 +111,7 @@ presets!(
     "vt8nodes",
     "vt8-mem",
     "vt16",
+    "vt16freq",
     "vt64",
     "xeon-8380",
     "threadripper-3970x",

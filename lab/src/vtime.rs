@@ -26,7 +26,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-pub use self::fidelity::{Fidelity, MemoryCounts, Perturbation, Served, Span, VcpuFidelity};
+pub use self::fidelity::{
+    Fidelity, FrequencyCounts, MemoryCounts, Perturbation, Served, Span, VcpuFidelity,
+};
 pub use self::plugin::memory_program;
 
 use crate::emulator::{self, Emulator};
@@ -49,6 +51,11 @@ const CPU: &str = "SapphireRapids,-monitor,+x2apic,-pcid,-tsc-deadline,-hle,-inv
 /// slowest one is up, and each spin is executed in full here. `lpj`: the TSC has 2000 MHz, and a
 /// jiffy of these kernels lasts 4 ms.
 const CMDLINE: &[&str] = &["cpuhp.parallel=0", "lpj=8000000"];
+
+/// Word of the kernel's command line for a machine with frequencies: the plugin has the registers
+/// that count cycles, and the TSC does not change with the frequency, but QEMU's translator has no
+/// CPU that says so.
+const HAS_FREQUENCIES: &str = "setcpuid=aperfmperf,constant_tsc,nonstop_tsc";
 
 /// The oldest QEMU that the plugins were seen to work with.
 const OLDEST_QEMU: (u32, u32) = (10, 0);
@@ -115,6 +122,9 @@ pub(crate) fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
     options
         .kernel_cmdline
         .extend(CMDLINE.iter().map(|word| word.to_string()));
+    if time.frequency.is_some() {
+        options.kernel_cmdline.push(HAS_FREQUENCIES.to_string());
+    }
     let slow = Duration::from_secs(120 + 4 * u64::from(machine.cpus()));
     options.boot_timeout = options.boot_timeout.max(slow);
     // Large schedulers load slowly: scx_lavd was not enabled within 128 s on two CPUs.
@@ -173,6 +183,9 @@ fn plugin_options(machine: &Machine, time: &VirtualTime, threads: u32) -> String
     );
     if let Some(cpus) = time.physical_cpus {
         options += &format!(",physical_cpus={cpus},host_slice={}", time.host_slice_ns);
+    }
+    if let Some(frequency) = &time.frequency {
+        options += &format!(",{}", frequency.plugin_options());
     }
     if let Some(memory) = &time.memory {
         // QEMU numbers CPUs in the order of slots, so the plugin must know those of an LLC.

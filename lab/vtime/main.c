@@ -27,6 +27,7 @@ bool is_active;
 /* The options as they are read. set_options() gives them their types. */
 static struct {
 	double mips, window_ns, quantum, smt_factor, threads, turns, deterministic, tsc_mhz, hang_s;
+	double min_mhz, max_mhz, transition_ns;
 	double physical_cpus, host_slice_ns, guests, guest, first_vcpu, host_vcpus, background;
 } numbers = {
 	.mips = 500,
@@ -49,6 +50,9 @@ static const struct number_option number_options[] = {
 	{ "turns", 0, MAX_VCPUS, &numbers.turns },
 	{ "deterministic", 0, 1, &numbers.deterministic },
 	{ "tsc_mhz", 100, 10000, &numbers.tsc_mhz },
+	{ "min_mhz", 0, 10000, &numbers.min_mhz },
+	{ "max_mhz", 0, 10000, &numbers.max_mhz },
+	{ "transition", 0, 1e9, &numbers.transition_ns },
 	{ "hang", 1, 86400, &numbers.hang_s },
 	{ "physical_cpus", 0, MAX_VCPUS, &numbers.physical_cpus },
 	{ "host_slice", 1e4, 1e9, &numbers.host_slice_ns },
@@ -146,6 +150,9 @@ static void set_options(void)
 	options.threads = numbers.threads;
 	options.tsc_mhz = numbers.tsc_mhz;
 	options.hang_s = numbers.hang_s;
+	options.min_mhz = numbers.min_mhz;
+	options.max_mhz = numbers.max_mhz;
+	options.transition_ns = numbers.transition_ns;
 	options.physical_cpus = numbers.physical_cpus;
 	options.host_slice_ns = numbers.host_slice_ns;
 	options.guests = numbers.guests;
@@ -229,7 +236,7 @@ static void at_exit(qemu_plugin_id_t id, void *userdata)
 /* QEMU calls this before it makes the machine. Return 0, or -1 after a message. */
 EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, int argc, char **argv)
 {
-	const char *preload = getenv("LD_PRELOAD");
+	const char *fault, *preload = getenv("LD_PRELOAD");
 
 	for (int i = 0; i < argc; i++)
 		if (!parse_option(argv[i]))
@@ -250,6 +257,11 @@ EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, int
 	nr_vcpus = info->system.max_vcpus;
 	guests_init();
 	smt_init();
+	fault = frequency_init();
+	if (fault) {
+		fprintf(stderr, "magpie-vtime: %s\n", fault);
+		return -1;
+	}
 	memory_init();
 	mainloop_init();
 	if (!patch_qemu(info->target_name))

@@ -123,6 +123,10 @@ QEMU_API void cpu_exec_start(CPUState *cpu);
 QEMU_API void cpu_exec_end(CPUState *cpu);
 QEMU_API void cpu_exit(CPUState *cpu);
 QEMU_API void cpu_loop_exit_restore(CPUState *cpu, uintptr_t host_address);
+QEMU_API void cpu_loop_exit(CPUState *cpu);
+QEMU_API bool cpu_restore_state(CPUState *cpu, uintptr_t host_address);
+QEMU_API int x86_cpu_gdb_read_register(CPUState *cpu, GByteArray *bytes, int number);
+QEMU_API int x86_cpu_gdb_write_register(CPUState *cpu, uint8_t *bytes, int number);
 QEMU_API void tb_flush(CPUState *cpu);
 
 /* cpu_exec() returns this after cpu_exit() (include/exec/cpu-common.h of QEMU). */

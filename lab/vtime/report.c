@@ -79,6 +79,10 @@ static void write_vcpus(FILE *f)
 			fprintf(f, ", \"memory\": ");
 			write_memory(f, &vcpu_memory[i]);
 		}
+		if (frequency_is_on()) {
+			fprintf(f, ", \"frequency\": ");
+			frequency_write(f, i);
+		}
 		fprintf(f, "}%s\n", i + 1 < nr_vcpus ? "," : "");
 	}
 	fprintf(f, "  ]\n");

@@ -18,7 +18,8 @@ void smt_init(void)
 	shared_ps = 1e6 / options.mips / options.smt_factor + 0.5;
 }
 
-static bool is_busy(const struct vcpu *v)
+/* Return true for a vCPU that is not halted. */
+bool smt_is_busy(const struct vcpu *v)
 {
 	const enum vcpu_state state = READ_ONCE(v->state);
 
@@ -32,19 +33,14 @@ static bool has_busy_sibling(const struct vcpu *v)
 	const unsigned int first = index - index % options.threads;
 
 	for (unsigned int i = first; i < first + options.threads && i < nr_vcpus; i++)
-		if (i != index && is_busy(&vcpus[i]))
+		if (i != index && smt_is_busy(&vcpus[i]))
 			return true;
 	return false;
 }
 
-/* Return the cost of an instruction of this vCPU now. */
-uint32_t smt_cost_ps(const struct vcpu *v)
+/* A quantum of this vCPU begins: return the cost of an instruction at its highest frequency. */
+uint32_t smt_cost_ps(struct vcpu *v)
 {
-	return options.threads > 1 && has_busy_sibling(v) ? shared_ps : alone_ps;
-}
-
-/* Return true if a sibling was busy when the current quantum of this vCPU began. */
-bool smt_is_shared(const struct vcpu *v)
-{
-	return options.threads > 1 && v->cost_ps == shared_ps;
+	v->is_shared = options.threads > 1 && has_busy_sibling(v);
+	return v->is_shared ? shared_ps : alone_ps;
 }

@@ -90,7 +90,7 @@ void vcpu_count(struct vcpu *v)
 	v->stalled = 0;
 	v->counted = *v->score;
 	v->rest_ps = ps % 1000;
-	if (smt_is_shared(v))
+	if (v->is_shared)
 		v->shared_ns += ps / 1000;
 	v->local_ns += ps / 1000;
 }
@@ -102,9 +102,11 @@ void vcpu_count(struct vcpu *v)
 void vcpu_start_quantum(struct vcpu *v)
 {
 	const int64_t limit = READ_ONCE(v->limit_ns);
-	uint64_t budget = options.quantum;
+	const double slowdown = frequency_slowdown(v);
+	/* At a lower frequency a quantum is fewer instructions, so that it is as long. */
+	uint64_t budget = options.quantum / slowdown;
 
-	v->cost_ps = smt_cost_ps(v);
+	v->cost_ps = smt_cost_ps(v) * slowdown;
 	if (limit != NEVER) {
 		const int64_t left_ns = limit > v->local_ns ? limit - v->local_ns : 0;
 		const uint64_t left = (uint64_t)left_ns * 1000 / v->cost_ps + 1;
@@ -215,7 +217,7 @@ bool vcpu_is_big_lock(const pthread_mutex_t *mutex)
 
 /*
  * QEMU has translated a block: add the counting, and what memory.c, breakpoint.c,
- * snapshot.c, span.c, profile.c and work.c need.
+ * snapshot.c, span.c, profile.c, work.c and frequency.c need.
  */
 static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
@@ -232,6 +234,7 @@ static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 	breakpoint_watch(tb);
 	snapshot_watch(tb);
 	span_watch(tb);
+	frequency_watch(tb);
 	if (work_has_nopl(tb, NOPL_WORK))
 		qemu_plugin_register_vcpu_tb_exec_cb(tb, work_begins, QEMU_PLUGIN_CB_NO_REGS, NULL);
 }

@@ -27,6 +27,7 @@
  *	guests.c	several guests on one host: the state that they share
  *	span.c		what a guest of such a host had between two marks
  *	smt.c		the speed of a CPU whose sibling is busy
+ *	frequency.c	the speed of a CPU as the guest's kernel sets it
  *	memory.c	what memory costs; memory.h names the files of the model
  *	interpose.c	the C library functions that are replaced
  *	patch.c		replaces functions of QEMU
@@ -43,6 +44,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <sys/types.h>
 
 #include "qemu-api.h"
@@ -73,6 +75,8 @@ struct options {
 	unsigned int turns; /* vCPUs that execute at once */
 	unsigned int physical_cpus; /* of the host in virtual time; 0: one for each vCPU */
 	int64_t host_slice_ns; /* for how long a vCPU has a physical CPU while others wait */
+	unsigned int min_mhz, max_mhz; /* frequencies of a CPU; 0: they do not change */
+	int64_t transition_ns; /* from a request for a frequency until it holds */
 	bool deterministic; /* one vCPU or the main loop at a time: every run is the same */
 	unsigned int tsc_mhz; /* frequency of the x86 time stamp counter */
 	unsigned int hang_s; /* real seconds without progress until the machine is ended */
@@ -112,6 +116,7 @@ struct vcpu {
 	int64_t local_ns; /* local time at the last count */
 	uint32_t rest_ps; /* picoseconds beyond local_ns, less than one nanosecond */
 	uint32_t cost_ps; /* cost of one instruction in this quantum */
+	bool is_shared; /* a sibling was busy when this quantum began */
 	uint64_t counted; /* the scoreboard's value at the last count */
 	uint64_t *score; /* grows by each executed instruction, and by stalls */
 	uint64_t *pc; /* where its present block begins, if there is a profile */
@@ -331,9 +336,16 @@ bool span_has_begun(void);
 void span_watch(struct qemu_plugin_tb *tb);
 
 /* smt.c */
-uint32_t smt_cost_ps(const struct vcpu *v);
-bool smt_is_shared(const struct vcpu *v);
+bool smt_is_busy(const struct vcpu *v);
+uint32_t smt_cost_ps(struct vcpu *v);
 void smt_init(void);
+
+/* frequency.c */
+const char *frequency_init(void);
+bool frequency_is_on(void);
+double frequency_slowdown(const struct vcpu *v);
+void frequency_watch(struct qemu_plugin_tb *tb);
+void frequency_write(FILE *f, unsigned int index);
 
 /* memory.c */
 extern const struct number_option memory_number_options[];

@@ -63,7 +63,7 @@ impl Frequency {
             (true, ..) => "the kernel has no driver for it; the host or the firmware decides",
             (false, true, true) => "schedutil follows what scx_magpie asks for",
             (false, true, false) => {
-                "schedutil stays at the highest frequency, because scx_magpie asks for none. Leave \
+                "schedutil lowers no frequency, because scx_magpie asks for none. Leave \
                  --no-frequency out, or let the CPU's load decide: cpupower frequency-set -g ondemand"
             }
             (false, false, _) => "it does not depend on the scheduler",

@@ -123,6 +123,9 @@ fn run() -> Result<()> {
         monitor_in_background(Duration::from_secs_f64(interval));
     }
 
+    // Held until the end: the kernel drops the limit when the file is closed, after a crash, too.
+    let limit = options.settings.idle_resume_us;
+    let _limit = limit.map(power::limit_idle_resume).transpose()?;
     let power = PowerSource::new(options.settings.power, &host.root);
     loop {
         let mut object = MaybeUninit::uninit();

@@ -23,6 +23,8 @@ fn wrong_values_are_refused() {
     for wrong in [
         "--slice-us=0",
         "--slice-us=2s",
+        "--idle-resume-us=-1",
+        "--idle-resume-us=2000000",
         "--monitor=0",
         "--stats=-1",
         "--no-such",

@@ -12,10 +12,12 @@
 //! of the kernel's drivers, and so no wish to save power.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, Result};
 use clap::ValueEnum;
+use scx_utils::pm;
 
 /// The folder of the CPUs' frequencies, and the file of the platform's profile, below the root.
 const POLICIES: &str = "sys/devices/system/cpu/cpufreq";
@@ -145,6 +147,18 @@ fn of_profile(text: &str) -> Level {
         "cool" | "quiet" => Level::Balanced,
         _ => Level::Performance,
     }
+}
+
+/// Limits how long waking an idle CPU may take, for all CPUs, for as long as the file is open.
+///
+/// # Errors
+/// When the kernel has no such limit, or this process may not set it.
+pub fn limit_idle_resume(us: u32) -> Result<File> {
+    let us = i32::try_from(us).context("--idle-resume-us is too long")?;
+    pm::update_global_idle_resume_latency(us).context(
+        "limiting the resume latency of idle CPUs by /dev/cpu_dma_latency; leave --idle-resume-us \
+         out, or let the service see the file: PrivateDevices=no in `systemctl edit scx_magpie`",
+    )
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
+use super::frequency::Frequency;
 use super::memory::Memory;
 
 /// Speed and windows of a machine in virtual time. Absent keys have the values of `default()`.
@@ -36,6 +37,9 @@ pub struct VirtualTime {
     /// Caches, and what memory costs. Without it every access costs the same.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
+    /// Frequencies that the guest's kernel sets. Without it every CPU always has its speed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub frequency: Option<Frequency>,
 }
 
 // Equality is total, because `check` refuses NaN.
@@ -54,6 +58,7 @@ impl Default for VirtualTime {
             physical_cpus: None,
             host_slice_ns: 2_800_000,
             memory: None,
+            frequency: None,
         }
     }
 }
@@ -90,10 +95,13 @@ impl VirtualTime {
             "virtual_time.physical_cpus must be from 1 to 1024, host_slice_ns from 10000 to 1000000000"
         );
         ensure!(
-            self.physical_cpus.is_none() || !(has_smt || self.memory.is_some()),
-            "virtual_time.physical_cpus takes neither SMT nor virtual_time.memory, because neither \
-             cores nor caches follow a CPU to another physical one: give threads = 1 and no table"
+            self.physical_cpus.is_none()
+                || !(has_smt || self.memory.is_some() || self.frequency.is_some()),
+            "virtual_time.physical_cpus takes neither SMT nor virtual_time.memory nor \
+             virtual_time.frequency, because neither cores nor caches nor frequencies follow a CPU to \
+             another physical one: give threads = 1 and no such table"
         );
+        self.frequency.as_ref().map_or(Ok(()), Frequency::check)?;
         self.memory
             .as_ref()
             .map_or(Ok(()), |memory| memory.check(memory_mib))

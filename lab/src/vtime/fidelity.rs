@@ -1,5 +1,6 @@
 //! The plugin's report: how well a virtual-time machine keeps its promises.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
@@ -128,9 +129,23 @@ pub struct VcpuFidelity {
     /// time, which the guest does not see (`lab/vtime/host.c`).
     #[serde(default)]
     pub steal_ns: i64,
+    /// Frequencies of the CPU; `None` where they do not change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frequency: Option<FrequencyCounts>,
     /// Misses of the CPU, and what they cost; `None` for a machine without memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryCounts>,
+}
+
+/// Frequencies of one vCPU (`lab/vtime/frequency.c`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrequencyCounts {
+    /// Requests of the guest's kernel for a frequency.
+    pub requests: u64,
+    /// How often the vCPU changed its frequency, as its sibling's requests had it do, too.
+    pub changes: u64,
+    /// Virtual nanoseconds for which the vCPU was not halted, by its frequency in MHz.
+    pub busy_ns: BTreeMap<u32, i64>,
 }
 
 /// Accesses, by the source of the line or by the other cause for which they waited. Accesses to L1

@@ -40,6 +40,7 @@ sources!(
     "mainloop.c",
     "clock.c",
     "smt.c",
+    "frequency.c",
     "host.c",
     "guests.c",
     "span.c",

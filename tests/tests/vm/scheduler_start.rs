@@ -139,6 +139,30 @@ fn it_ends_when_asked_and_leaves_the_kernels_own_scheduler() -> Result<()> {
     guest.into_guest().shutdown()
 }
 
+/// The kernel's limit of how long waking an idle CPU may take, in microseconds.
+fn resume_limit(guest: &mut Guest) -> Result<u32> {
+    let text = shell(guest, "od -A n -t d4 -N 4 /dev/cpu_dma_latency")?;
+    text.trim().parse().with_context(|| format!("{text:?}"))
+}
+
+#[test]
+fn the_limit_of_deep_idle_ends_with_it_however_it_ends() -> Result<()> {
+    let mut guest = boot_for_magpie("tiny2", |_| {})?;
+    let none = resume_limit(&mut guest)?;
+    for (option, limit) in [("", none), (" --idle-resume-us 70", 70)] {
+        let command = format!("{MAGPIE}{option}");
+        let found = under(&mut guest, &command, resume_limit)?;
+        ensure!(found == limit, "under `{command}` the limit is {found}");
+        ensure!(resume_limit(&mut guest)? == none, "it stayed after the end");
+    }
+    guest.start_scheduler(&words("scx_magpie --idle-resume-us 70"))?;
+    ensure!(resume_limit(&mut guest)? == 70);
+    shell(&mut guest, &format!("killall -KILL {MAGPIE}; sleep 1"))?;
+    ensure!(resume_limit(&mut guest)? == none, "it stayed after a kill");
+    guest.stop_scheduler()?;
+    guest.into_guest().shutdown()
+}
+
 /// The capabilities that the systemd unit keeps, as `setpriv` names them.
 fn capabilities_of_the_unit() -> Result<Vec<String>> {
     let unit = include_str!("../../../packaging/scx_magpie.service");

@@ -5,7 +5,8 @@
  * Idea (schedutil, Linux kernel/sched/cpufreq_schedutil.c): the scheduler knows how busy a CPU is
  * and tells the frequency governor. Under a sched_ext scheduler the governor uses the CPU's
  * performance target instead of the kernel's own utilisation. The kernel sets that to the maximum
- * when the scheduler starts. A scheduler that sets none keeps every CPU at its highest frequency.
+ * when the scheduler starts, and calls the governor when a target is set and for real-time tasks. A
+ * CPU whose scheduler sets none keeps the frequency that it has, or gets its highest one for good.
  *
  *   a task begins to run: after idle time and 4 ms after the last look, for the first time, or it
  *   needs more than the target
@@ -46,7 +47,9 @@
  * takes longer than the rest of a tick.
  *
  * The timer also writes another CPU's target. A CPU that leaves idle meanwhile reads what the
- * kernel has at its next look.
+ * kernel has at its next look. Of many drivers a CPU can only set its own frequency, so the kernel
+ * does not call the governor for the other CPU. That CPU sets the same target again at its next look:
+ * without this, one that had run a hog stayed at its highest frequency while it had little to do.
  *
  * What it does not do: choose CPUs by their frequency, or know that CPUs share one. The governor
  * takes the highest target of the CPUs that do. A real-time task that begins on an idle CPU is not
@@ -120,6 +123,7 @@ static __always_inline u32 target_of(s32 cpu)
 static __always_inline void set_target(struct cpu_state *state, s32 cpu, u32 perf)
 {
 	scx_bpf_cpuperf_set(cpu, perf);
+	WRITE_ONCE(state->untold, cpu != (s32)bpf_get_smp_processor_id());
 	count_event(state, EVENT_TARGET_SET, 1);
 	if (perf > state->perf_target)
 		count_event(state, EVENT_TARGET_RAISE, 1);
@@ -127,13 +131,14 @@ static __always_inline void set_target(struct cpu_state *state, s32 cpu, u32 per
 }
 
 /*
- * Ask for @wanted if it is a step away from the target (is_perf_step()), and the last change is long
- * enough ago (may_set_target()), because each change calls the governor, which may write a register.
+ * Ask for @wanted if it is a step away from the target (is_perf_step()), or if the governor may not
+ * know the target, and the last change is long enough ago (may_set_target()), because each change
+ * calls the governor, which may write a register.
  */
 static __always_inline void want_perf(struct cpu_state *state, s32 cpu, u32 wanted, u32 capacity,
 				      u64 now)
 {
-	if (!is_perf_step(state->perf_target, wanted, capacity))
+	if (!state->untold && !is_perf_step(state->perf_target, wanted, capacity))
 		return;
 
 	if (may_set_target(&state->target_due, now, wanted > state->perf_target))
@@ -348,6 +353,7 @@ static __always_inline bool lower_idle_cpu(s32 cpu, u64 now)
 		return since;
 
 	scx_bpf_cpuperf_set(cpu, 0);
+	WRITE_ONCE(state->untold, cpu != (s32)bpf_get_smp_processor_id());
 	WRITE_ONCE(state->perf_target, target_of(cpu));
 	WRITE_ONCE(state->must_look, 1);
 	count_event(state_here(), EVENT_TARGET_SET, 1);
