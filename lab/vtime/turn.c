@@ -192,18 +192,23 @@ static void make_ready(struct vcpu *v)
 		shorten_turn(&host->vcpus[i], v->local_ns + host->vcpus[i].window_ns);
 }
 
-/*
- * Give free physical CPUs to the vCPUs that wait. If others still wait, the turns of those that
- * have one end with their slices.
- */
-static void give_physical(void)
+/* Give free physical CPUs to the vCPUs that wait. */
+static void admit_waiting(void)
 {
 	struct vcpu *v;
 
-	if (!host_has_queue())
-		return;
 	while ((v = host_admit()))
 		make_ready(v);
+}
+
+/*
+ * Give free physical CPUs to the vCPUs that wait. If others still wait, the turns of those that
+ * have one end with their slices, or at once if they are preempted.
+ */
+static void give_physical(void)
+{
+	admit_waiting();
+	host_preempt();
 	if (!host_has_queue())
 		return;
 	for (size_t i = 0; i < host->nr_vcpus; i++) {
@@ -296,16 +301,12 @@ static void wait_for_physical(struct vcpu *v)
  */
 static void leave_physical(struct vcpu *v)
 {
-	struct vcpu *next;
-
 	if (!v->has_physical)
 		return;
 	host_leave(v);
 	if (main_has_precedence())
 		return;
-	next = host_pass_on(v);
-	if (next)
-		make_ready(next);
+	admit_waiting();
 }
 
 /* A vCPU without a turn wants to execute from that time on. dispatch() gives it a physical CPU. */
@@ -325,7 +326,6 @@ static void become_ready(struct vcpu *v, int64_t at_ns)
 		make_ready(v);
 		return;
 	}
-	host_wants(v);
 	wait_for_physical(v);
 }
 
@@ -340,8 +340,9 @@ static void end_turn(struct vcpu *v)
 		set_state(v, VCPU_READY);
 		return;
 	}
-	leave_physical(v);
+	/* It may be the one that comes next, and then goes on. */
 	wait_for_physical(v);
+	leave_physical(v);
 }
 
 /* A vCPU has not started, and its local time is the epoch. */
@@ -530,6 +531,10 @@ static void expect_main(void)
 void turn_main_waits(int64_t deadline_ns)
 {
 	wakeup_lock();
+	if (own->is_gone) {
+		wakeup_unlock();
+		return;
+	}
 	own->main_deadline_ns = deadline_ns + perturb_timer(deadline_ns);
 	if (own->main_renotified) {
 		/*
@@ -556,15 +561,20 @@ void turn_main_waits(int64_t deadline_ns)
 void turn_main_woken(void)
 {
 	wakeup_lock();
+	if (own->is_gone) {
+		wakeup_unlock();
+		return;
+	}
 	if (own->main_state == MAIN_WAITS) {
 		counters->host_calls++;
 		expect_main();
 	}
-	while (options.deterministic && !guests_main_may_work(own)) {
+	while (options.deterministic && !own->is_gone && !guests_main_may_work(own)) {
 		WRITE_ONCE(host->wanted, true);
 		wakeup_sleep(&own->main_word, &own->main_asleep);
 	}
-	own->main_state = MAIN_BUSY;
+	if (!own->is_gone)
+		own->main_state = MAIN_BUSY;
 	if (own->main_deadline_ns <= host->now_ns &&
 	    host->now_ns - own->main_deadline_ns > counters->late_max_ns)
 		counters->late_max_ns = host->now_ns - own->main_deadline_ns;
@@ -580,7 +590,9 @@ void turn_main_woken(void)
 void turn_main_notified(int fd)
 {
 	wakeup_lock();
-	if (own->main_state == MAIN_WAITS && mainloop_polls(fd)) {
+	if (own->is_gone) {
+		/* Its end is no business of the others. */
+	} else if (own->main_state == MAIN_WAITS && mainloop_polls(fd)) {
 		counters->notify_calls++;
 		expect_main();
 		WRITE_ONCE(host->wanted, true);
@@ -619,6 +631,9 @@ void turn_leave(struct guest *g)
 		set_state(&host->vcpus[g->first_vcpu + i], VCPU_OFF);
 	for (unsigned int i = 0; i < g->nr_vcpus; i++)
 		leave_physical(&host->vcpus[g->first_vcpu + i]);
+	/* It may have died in the middle of a change. */
+	for (unsigned int i = 0; i < host->nr_vcpus; i++)
+		set_state(&host->vcpus[i], host->vcpus[i].state);
 	host->running = 0;
 	for (unsigned int i = 0; i < host->nr_vcpus; i++)
 		host->running += host->vcpus[i].state == VCPU_RUNNING;
