@@ -276,13 +276,20 @@ static bool is_released(struct vcpu *v)
 	return true;
 }
 
+/* Return true if the vCPU wants a turn, and has none. */
+static bool waits_for_turn(const struct vcpu *v)
+{
+	return v->state == VCPU_READY || v->state == VCPU_WAITING;
+}
+
 /*
  * The vCPU's own thread: wait for a turn, or for a general release. Return
- * true if the vCPU has a turn.
+ * true if the vCPU has a turn. After a general release a thread comes here
+ * again at a time that depends on the host, while another vCPU executes. So
+ * there is no dispatch() here: it would see that vCPU at any time of its turn.
  */
 static bool wait_for_turn(struct vcpu *v)
 {
-	dispatch();
 	while (v->state != VCPU_RUNNING && !is_released(v))
 		wakeup_sleep(&v->turn_word, &v->asleep);
 	return v->state == VCPU_RUNNING;
@@ -369,8 +376,10 @@ bool turn_take(struct vcpu *v)
 	wakeup_lock();
 	if (v->state == VCPU_RUNNING) {
 		end_turn(v);
-	} else if (v->state != VCPU_READY && v->state != VCPU_WAITING) {
+		dispatch();
+	} else if (!waits_for_turn(v)) {
 		become_ready(v, host->now_ns);
+		dispatch();
 	}
 	has_turn = wait_for_turn(v);
 	wakeup_unlock();
@@ -384,9 +393,15 @@ bool turn_take(struct vcpu *v)
  */
 bool turn_wait(struct vcpu *v, enum vcpu_state state)
 {
-	bool has_turn;
+	bool has_turn, is_new;
 
 	wakeup_lock();
+	/* It was kicked while it was on its way here after a general release, and is ready since then. */
+	if (waits_for_turn(v) && v->kicked) {
+		has_turn = wait_for_turn(v);
+		wakeup_unlock();
+		return has_turn;
+	}
 	if (v->state == VCPU_RUNNING) {
 		vcpu_count(v);
 		/*
@@ -401,15 +416,15 @@ bool turn_wait(struct vcpu *v, enum vcpu_state state)
 		}
 	}
 	v->yields = false;
-	if (v->state != state)
+	is_new = v->state != state;
+	if (is_new)
 		v->waits_since_ns = v->local_ns;
 	set_state(v, state);
 	leave_physical(v);
 	/*
-	 * Pairs with turn_wake(), which may have run before set_state() above:
-	 * it left a running vCPU as it was, or made an idle one ready that was
-	 * on its way here after a general release, and set_state() has just
-	 * undone that. Only this thread clears the mark, so no kick is lost.
+	 * Pairs with turn_wake(), which may have run before set_state() above
+	 * and left a running vCPU as it was. Only this thread clears the mark,
+	 * so no kick is lost.
 	 */
 	if (__atomic_exchange_n(&v->kicked, false, __ATOMIC_SEQ_CST)) {
 		become_ready(v, host->now_ns);
@@ -418,6 +433,8 @@ bool turn_wait(struct vcpu *v, enum vcpu_state state)
 		wakeup_unlock();
 		return has_turn;
 	}
+	if (is_new)
+		dispatch();
 	has_turn = wait_for_turn(v);
 	wakeup_unlock();
 	return has_turn;

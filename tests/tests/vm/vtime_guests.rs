@@ -145,6 +145,44 @@ fn a_guest_that_idles_or_ends_leaves_the_host_to_the_other() -> Result<()> {
     Ok(())
 }
 
+/// Guests boot, start CPUs, and wake tasks on others, in two processes of this host each: what one of
+/// them does may not depend on when the other one is scheduled here.
+#[test]
+fn two_runs_of_several_guests_are_the_same() -> Result<()> {
+    let job =
+        "for i in 1 2 3 4; do (seq 2000 | sort -n | md5sum) & done; wait; grep cpu /proc/stat";
+    let guests = [guest("one", job)?, guest("two", job)?];
+    let [first, second] = [run(&guests)?, run(&guests)?];
+    for (first, second) in first.iter().zip(&second) {
+        assert_eq!(first.output, second.output);
+        assert_eq!(had(first)?, had(second)?);
+    }
+    Ok(())
+}
+
+/// Without cgroups a guest that uses fewer CPUs gets less of the host, so a guest that gives way to its
+/// neighbour would get less and less: one CPU of nine, where all of them had half of the host.
+#[test]
+fn scx_magpie_does_not_give_way_where_that_costs_it_its_share() -> Result<()> {
+    let busy = "magpie-load hogs --count 8 --seconds 4 >/dev/null";
+    let mut guests = [guest("ours", busy)?, guest("neighbour", busy)?];
+    for guest in &mut guests {
+        guest.options.machine = Machine::find("vt8on2")?;
+    }
+    guests[0].options.files.push(program("scx_magpie")?);
+    guests[0].scheduler = Some(vec!["/bin/scx_magpie".to_string()]);
+    let host = Host {
+        cgroups: false,
+        start_seconds: Host::START_SECONDS,
+        ..host()
+    };
+    let outcomes = run_on(&host, &guests)?;
+    let part = had(&outcomes[0])?.cpu_seconds / had(&outcomes[0])?.seconds / f64::from(PHYSICAL);
+    println!("our part of the host: {part:.3}");
+    ensure!(part > 0.3, "our guest had {part:.3} of the host");
+    Ok(())
+}
+
 #[test]
 fn a_guest_in_the_background_ends_with_the_others() -> Result<()> {
     let mut background = guest("background", &format!("while :; do {BUSY}; done"))?;
