@@ -19,8 +19,8 @@ use crate::vtime::host::{self, End, GuestOutcome, Host, HostGuest};
 ///
 /// All guests share one clock and one set of physical CPUs, which their CPUs take turns on as under a
 /// host's fair scheduler. They boot together, load their schedulers, begin their commands at the same
-/// time, and the run ends when all commands have ended. Turns follow from virtual time, so two runs
-/// are the same.
+/// time, and the run ends when all commands have ended. Turns follow from virtual time, so figures of
+/// two runs are close to each other.
 ///
 /// For each guest the report has how long its command took, how much of the physical CPUs it had
 /// meanwhile, and its true steal time, all in virtual seconds.
