@@ -34,6 +34,10 @@ pub struct Seat {
     pub cpus: u32,
     /// Whether the run is over without this guest.
     pub background: bool,
+    /// Its weight on the host, as `cpu.weight` of a cgroup.
+    pub weight: u32,
+    /// Whether the weight is the guest's, which its busy CPUs divide. Else each of them has it.
+    pub cgroups: bool,
 }
 
 /// Options of a guest and of its boot. `Default` boots the machine tiny2 with the newest locked

@@ -2,7 +2,7 @@
 
 mod command_line;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -52,6 +52,39 @@ pub fn abandon_all() {
         let pid = nix::unistd::Pid::from_raw(*pid as i32);
         let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
         let _ = fs::remove_dir_all(folder);
+    }
+    for folder in lock(&FOLDERS).iter() {
+        let _ = fs::remove_dir_all(folder);
+    }
+}
+
+/// Folders of runs that are more than one QEMU.
+static FOLDERS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+/// A temporary folder that several QEMUs share. [`abandon_all`] removes it, and so does dropping it.
+#[derive(Debug)]
+pub struct RunFolder(TempDir);
+
+impl RunFolder {
+    /// Creates a folder in the system's folder for temporary files.
+    pub fn new(prefix: &str) -> Result<RunFolder> {
+        let folder = tempfile::Builder::new()
+            .prefix(prefix)
+            .tempdir()
+            .context("cannot create a temporary folder for a run")?;
+        lock(&FOLDERS).insert(folder.path().to_path_buf());
+        Ok(RunFolder(folder))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for RunFolder {
+    fn drop(&mut self) {
+        lock(&FOLDERS).remove(self.0.path());
     }
 }
 

@@ -102,13 +102,16 @@ pub(crate) fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
     }
     if let Some(seat) = &options.seat {
         plugin += &format!(
-            ",host={},guests={},guest={},first_vcpu={},host_vcpus={},background={}",
+            ",host={},guests={},guest={},first_vcpu={},host_vcpus={},background={},\
+             host_weight={},host_cgroups={}",
             path(&seat.file),
             seat.guests,
             seat.guest,
             seat.first_cpu,
             seat.cpus,
-            u8::from(seat.background)
+            u8::from(seat.background),
+            seat.weight,
+            u8::from(seat.cgroups)
         );
     }
     let arguments = &mut options.extra_qemu_args;

@@ -70,6 +70,7 @@ static void init_state(void)
 	host->nr_guests = options.guests;
 	host->nr_vcpus = options.host_vcpus ? options.host_vcpus : nr_vcpus;
 	host->now_ns = EPOCH_NS;
+	host->fair_ns = EPOCH_NS;
 	for (unsigned int i = 0; i < options.guests; i++) {
 		host->guests[i].main_deadline_ns = NEVER;
 		host->guests[i].main_hold_ns = EPOCH_NS;
@@ -137,6 +138,7 @@ void guests_init(void)
 	own->first_vcpu = options.first_vcpu;
 	own->nr_vcpus = nr_vcpus;
 	own->is_background = options.background;
+	own->weight = options.host_weight;
 	own->pid = getpid();
 }
 
@@ -167,6 +169,7 @@ void guests_bury(void)
 		if (!g->is_gone)
 			turn_leave(g);
 		wakeup_unlock();
+		wakeup_all();
 	}
 }
 

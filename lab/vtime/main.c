@@ -29,6 +29,7 @@ static struct {
 	double mips, window_ns, quantum, smt_factor, threads, turns, deterministic, tsc_mhz, hang_s;
 	double min_mhz, max_mhz, transition_ns;
 	double physical_cpus, host_slice_ns, guests, guest, first_vcpu, host_vcpus, background;
+	double host_weight, host_cgroups;
 } numbers = {
 	.mips = 500,
 	.window_ns = 5000,
@@ -39,6 +40,8 @@ static struct {
 	.hang_s = 60,
 	.host_slice_ns = 3e6,
 	.guests = 1,
+	.host_weight = 100,
+	.host_cgroups = 1,
 };
 
 static const struct number_option number_options[] = {
@@ -61,6 +64,8 @@ static const struct number_option number_options[] = {
 	{ "first_vcpu", 0, MAX_VCPUS - 1, &numbers.first_vcpu },
 	{ "background", 0, 1, &numbers.background },
 	{ "host_vcpus", 1, MAX_VCPUS, &numbers.host_vcpus },
+	{ "host_weight", 1, 10000, &numbers.host_weight },
+	{ "host_cgroups", 0, 1, &numbers.host_cgroups },
 	{ 0 },
 };
 
@@ -160,10 +165,34 @@ static void set_options(void)
 	options.first_vcpu = numbers.first_vcpu;
 	options.host_vcpus = numbers.host_vcpus;
 	options.background = numbers.background != 0;
+	options.host_weight = numbers.host_weight;
+	options.host_cgroups = numbers.host_cgroups != 0;
 	options.deterministic = numbers.deterministic != 0;
 	options.turns = options.deterministic ? 1 : numbers.turns;
 	if (!options.turns)
 		options.turns = host_cpus();
+}
+
+/* Return false, with a message, unless the guest fits among the others of its host. */
+static bool check_seat(void)
+{
+	if (options.guests > 1 && !options.host) {
+		fprintf(stderr, "magpie-vtime: guests=%u needs host=FILE, which they share\n",
+			options.guests);
+		return false;
+	}
+	if (options.guest >= options.guests) {
+		fprintf(stderr, "magpie-vtime: guest=%u is not below guests=%u\n", options.guest,
+			options.guests);
+		return false;
+	}
+	if (options.host && options.first_vcpu + nr_vcpus > options.host_vcpus) {
+		fprintf(stderr,
+			"magpie-vtime: %u CPUs from first_vcpu=%u on are more than host_vcpus=%u\n",
+			nr_vcpus, options.first_vcpu, options.host_vcpus);
+		return false;
+	}
+	return true;
 }
 
 /* Return false, with a message, if options contradict each other. */
@@ -255,6 +284,8 @@ EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, int
 		return -1;
 	}
 	nr_vcpus = info->system.max_vcpus;
+	if (!check_seat())
+		return -1;
 	guests_init();
 	smt_init();
 	fault = frequency_init();

@@ -192,18 +192,23 @@ static void make_ready(struct vcpu *v)
 		shorten_turn(&host->vcpus[i], v->local_ns + host->vcpus[i].window_ns);
 }
 
-/*
- * Give free physical CPUs to the vCPUs that wait. If others still wait, the turns of those that
- * have one end with their slices.
- */
-static void give_physical(void)
+/* Give free physical CPUs to the vCPUs that wait. */
+static void admit_waiting(void)
 {
 	struct vcpu *v;
 
-	if (!host_has_queue())
-		return;
 	while ((v = host_admit()))
 		make_ready(v);
+}
+
+/*
+ * Give free physical CPUs to the vCPUs that wait. If others still wait, the turns of those that
+ * have one end with their slices, or at once if they are preempted.
+ */
+static void give_physical(void)
+{
+	admit_waiting();
+	host_preempt();
 	if (!host_has_queue())
 		return;
 	for (size_t i = 0; i < host->nr_vcpus; i++) {
@@ -271,13 +276,20 @@ static bool is_released(struct vcpu *v)
 	return true;
 }
 
+/* Return true if the vCPU wants a turn, and has none. */
+static bool waits_for_turn(const struct vcpu *v)
+{
+	return v->state == VCPU_READY || v->state == VCPU_WAITING;
+}
+
 /*
  * The vCPU's own thread: wait for a turn, or for a general release. Return
- * true if the vCPU has a turn.
+ * true if the vCPU has a turn. After a general release a thread comes here
+ * again at a time that depends on the host, while another vCPU executes. So
+ * there is no dispatch() here: it would see that vCPU at any time of its turn.
  */
 static bool wait_for_turn(struct vcpu *v)
 {
-	dispatch();
 	while (v->state != VCPU_RUNNING && !is_released(v))
 		wakeup_sleep(&v->turn_word, &v->asleep);
 	return v->state == VCPU_RUNNING;
@@ -296,16 +308,12 @@ static void wait_for_physical(struct vcpu *v)
  */
 static void leave_physical(struct vcpu *v)
 {
-	struct vcpu *next;
-
 	if (!v->has_physical)
 		return;
 	host_leave(v);
 	if (main_has_precedence())
 		return;
-	next = host_pass_on(v);
-	if (next)
-		make_ready(next);
+	admit_waiting();
 }
 
 /* A vCPU without a turn wants to execute from that time on. dispatch() gives it a physical CPU. */
@@ -325,7 +333,6 @@ static void become_ready(struct vcpu *v, int64_t at_ns)
 		make_ready(v);
 		return;
 	}
-	host_wants(v);
 	wait_for_physical(v);
 }
 
@@ -340,8 +347,9 @@ static void end_turn(struct vcpu *v)
 		set_state(v, VCPU_READY);
 		return;
 	}
-	leave_physical(v);
+	/* It may be the one that comes next, and then goes on. */
 	wait_for_physical(v);
+	leave_physical(v);
 }
 
 /* A vCPU has not started, and its local time is the epoch. */
@@ -368,8 +376,10 @@ bool turn_take(struct vcpu *v)
 	wakeup_lock();
 	if (v->state == VCPU_RUNNING) {
 		end_turn(v);
-	} else if (v->state != VCPU_READY && v->state != VCPU_WAITING) {
+		dispatch();
+	} else if (!waits_for_turn(v)) {
 		become_ready(v, host->now_ns);
+		dispatch();
 	}
 	has_turn = wait_for_turn(v);
 	wakeup_unlock();
@@ -383,9 +393,15 @@ bool turn_take(struct vcpu *v)
  */
 bool turn_wait(struct vcpu *v, enum vcpu_state state)
 {
-	bool has_turn;
+	bool has_turn, is_new;
 
 	wakeup_lock();
+	/* It was kicked while it was on its way here after a general release, and is ready since then. */
+	if (waits_for_turn(v) && v->kicked) {
+		has_turn = wait_for_turn(v);
+		wakeup_unlock();
+		return has_turn;
+	}
 	if (v->state == VCPU_RUNNING) {
 		vcpu_count(v);
 		/*
@@ -400,15 +416,15 @@ bool turn_wait(struct vcpu *v, enum vcpu_state state)
 		}
 	}
 	v->yields = false;
-	if (v->state != state)
+	is_new = v->state != state;
+	if (is_new)
 		v->waits_since_ns = v->local_ns;
 	set_state(v, state);
 	leave_physical(v);
 	/*
-	 * Pairs with turn_wake(), which may have run before set_state() above:
-	 * it left a running vCPU as it was, or made an idle one ready that was
-	 * on its way here after a general release, and set_state() has just
-	 * undone that. Only this thread clears the mark, so no kick is lost.
+	 * Pairs with turn_wake(), which may have run before set_state() above
+	 * and left a running vCPU as it was. Only this thread clears the mark,
+	 * so no kick is lost.
 	 */
 	if (__atomic_exchange_n(&v->kicked, false, __ATOMIC_SEQ_CST)) {
 		become_ready(v, host->now_ns);
@@ -417,6 +433,8 @@ bool turn_wait(struct vcpu *v, enum vcpu_state state)
 		wakeup_unlock();
 		return has_turn;
 	}
+	if (is_new)
+		dispatch();
 	has_turn = wait_for_turn(v);
 	wakeup_unlock();
 	return has_turn;
@@ -530,6 +548,10 @@ static void expect_main(void)
 void turn_main_waits(int64_t deadline_ns)
 {
 	wakeup_lock();
+	if (own->is_gone) {
+		wakeup_unlock();
+		return;
+	}
 	own->main_deadline_ns = deadline_ns + perturb_timer(deadline_ns);
 	if (own->main_renotified) {
 		/*
@@ -556,15 +578,20 @@ void turn_main_waits(int64_t deadline_ns)
 void turn_main_woken(void)
 {
 	wakeup_lock();
+	if (own->is_gone) {
+		wakeup_unlock();
+		return;
+	}
 	if (own->main_state == MAIN_WAITS) {
 		counters->host_calls++;
 		expect_main();
 	}
-	while (options.deterministic && !guests_main_may_work(own)) {
+	while (options.deterministic && !own->is_gone && !guests_main_may_work(own)) {
 		WRITE_ONCE(host->wanted, true);
 		wakeup_sleep(&own->main_word, &own->main_asleep);
 	}
-	own->main_state = MAIN_BUSY;
+	if (!own->is_gone)
+		own->main_state = MAIN_BUSY;
 	if (own->main_deadline_ns <= host->now_ns &&
 	    host->now_ns - own->main_deadline_ns > counters->late_max_ns)
 		counters->late_max_ns = host->now_ns - own->main_deadline_ns;
@@ -580,7 +607,9 @@ void turn_main_woken(void)
 void turn_main_notified(int fd)
 {
 	wakeup_lock();
-	if (own->main_state == MAIN_WAITS && mainloop_polls(fd)) {
+	if (own->is_gone) {
+		/* Its end is no business of the others. */
+	} else if (own->main_state == MAIN_WAITS && mainloop_polls(fd)) {
 		counters->notify_calls++;
 		expect_main();
 		WRITE_ONCE(host->wanted, true);
@@ -619,6 +648,9 @@ void turn_leave(struct guest *g)
 		set_state(&host->vcpus[g->first_vcpu + i], VCPU_OFF);
 	for (unsigned int i = 0; i < g->nr_vcpus; i++)
 		leave_physical(&host->vcpus[g->first_vcpu + i]);
+	/* It may have died in the middle of a change. */
+	for (unsigned int i = 0; i < host->nr_vcpus; i++)
+		set_state(&host->vcpus[i], host->vcpus[i].state);
 	host->running = 0;
 	for (unsigned int i = 0; i < host->nr_vcpus; i++)
 		host->running += host->vcpus[i].state == VCPU_RUNNING;

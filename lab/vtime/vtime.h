@@ -87,6 +87,8 @@ struct options {
 	unsigned int guests, guest; /* how many guests the host has, and which this is */
 	unsigned int first_vcpu, host_vcpus; /* its first vCPU of all those of the host */
 	bool background; /* the run is over without it */
+	double host_weight; /* its weight on the host */
+	bool host_cgroups; /* the weight is a guest's, not of each of its vCPUs */
 };
 
 enum vcpu_state {
@@ -108,9 +110,14 @@ struct vcpu {
 	bool asleep; /* sleeps on turn_word */
 	int64_t limit_ns; /* its turn ends here */
 	int64_t window_ns; /* how far its turn may be ahead of the other vCPUs */
-	bool has_physical; /* a physical CPU, since began_ns */
-	int64_t began_ns;
-	int64_t had_ns; /* of physical CPUs until then */
+	bool has_physical; /* a physical CPU; the fields from here on are host.c's */
+	bool is_preempted; /* gives it up at once */
+	bool takes_part; /* wanted to execute when the lags were brought up to date */
+	bool has_woken; /* since it was last looked for one to preempt */
+	unsigned int physical; /* which one */
+	int64_t began_ns; /* what it has had of it is charged until then */
+	int64_t lag_ns, left_ns; /* what it is owed, and what is left of its request */
+	int64_t left_at_ns; /* when it stopped wanting to execute */
 
 	/* Written by the vCPU's own thread; local_ns is read by the others. */
 	int64_t local_ns; /* local time at the last count */
@@ -166,6 +173,7 @@ struct guest {
 	pid_t pid; /* 0: has not joined */
 	bool is_gone; /* has ended */
 	bool is_background; /* the run is over once all others have ended */
+	double weight, share; /* on the host, see host.c */
 	unsigned int first_vcpu, nr_vcpus;
 	struct counters counters;
 	enum main_state main_state;
@@ -193,7 +201,8 @@ struct host {
 	 * at its next quantum end.
 	 */
 	bool wanted;
-	int64_t even_ns; /* see host.c */
+	int64_t fair_ns; /* until when the lags of host.c are up to date */
+	int64_t free_since_ns[MAX_VCPUS]; /* of each physical CPU that is free */
 	int64_t active_ns[MAX_VCPUS]; /* local time if ready or running, else NEVER */
 	int64_t ready_ns[MAX_VCPUS]; /* local time if ready, else NEVER */
 	struct guest guests[MAX_GUESTS];
@@ -265,6 +274,7 @@ void turn_leave(struct guest *g);
 void wakeup_lock(void);
 void wakeup_unlock(void);
 void wakeup_change(uint32_t *word, bool *asleep);
+void wakeup_all(void);
 void wakeup_call_main(const struct guest *g);
 void wakeup_sleep(uint32_t *word, bool *asleep);
 
@@ -314,10 +324,9 @@ void snapshot_watch(struct qemu_plugin_tb *tb);
 
 /* host.c */
 bool host_is_short(void);
-void host_wants(struct vcpu *v);
 struct vcpu *host_admit(void);
+void host_preempt(void);
 void host_leave(struct vcpu *v);
-struct vcpu *host_pass_on(const struct vcpu *v);
 bool host_has_queue(void);
 int64_t host_slice_end(const struct vcpu *v);
 

@@ -41,6 +41,27 @@ void wakeup_unlock(void)
 			perror("magpie-vtime: cannot wake QEMU's main loop");
 }
 
+/*
+ * Wake the threads of all guests, which look at their states again. A guest that died between a
+ * change under the lock and the wakeups that it had noted for it made none of them.
+ */
+void wakeup_all(void)
+{
+	wakeup_lock();
+	for (unsigned int i = 0; i < host->nr_vcpus; i++)
+		host->vcpus[i].turn_word++;
+	for (unsigned int i = 0; i < host->nr_guests; i++) {
+		host->guests[i].main_word++;
+		if (host->guests[i].main_state == MAIN_CALLED)
+			wakeup_call_main(&host->guests[i]);
+	}
+	wakeup_unlock();
+	for (unsigned int i = 0; i < host->nr_vcpus; i++)
+		futex_wake(&host->vcpus[i].turn_word);
+	for (unsigned int i = 0; i < host->nr_guests; i++)
+		futex_wake(&host->guests[i].main_word);
+}
+
 /* Under the lock: change @word, and note a wakeup if its one thread is asleep. */
 void wakeup_change(uint32_t *word, bool *asleep)
 {

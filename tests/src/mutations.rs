@@ -177,8 +177,8 @@ pub const MUTATIONS: &[Mutation] = &[
     Mutation {
         fault: "a second task is sent to a vCPU that the host took",
         file: "scheduler/src/bpf/portable/placement.h",
-        old: " && (old <= IDLE_LAST || !nr_sent_to(cpu));",
-        new: " && (old <= IDLE_LAST || nr_sent_to(cpu) < 1000);",
+        old: "\tcall_idle(cpu);\n\treturn false;\n",
+        new: "\tcall_idle(cpu);\n\treturn true;\n",
         finder: Native("placement", "a_vcpu_that_the_host_took"),
     },
     Mutation {
@@ -317,8 +317,8 @@ pub const MUTATIONS: &[Mutation] = &[
     Mutation {
         fault: "steal time at the threshold is too much",
         file: "scheduler/src/bpf/portable/governor.h",
-        old: "if (input->steal > config->high && state->cores > 1)",
-        new: "if (input->steal >= config->high && state->cores > 1)",
+        old: "if (input->steal > config->high && (state->cores > 1 || state->more))",
+        new: "if (input->steal >= config->high && (state->cores > 1 || state->more))",
         finder: Native("governor", "the_thresholds_decide"),
     },
     Mutation {

@@ -40,7 +40,10 @@ pub struct Args {
     /// Physical CPUs of the host [default: the file's, else 2].
     #[arg(long, value_name = "N")]
     physical_cpus: Option<u32>,
-    /// Second of the guests' clocks at which all begin their commands: later than the last one is
+    /// The host weighs CPUs of guests, not guests: one with more busy CPUs gets more.
+    #[arg(long)]
+    no_cgroups: bool,
+    /// Second of the run at which all guests begin their commands: later than the last one is
     /// ready [default: the file's, else 30].
     #[arg(long, value_name = "SECONDS")]
     start: Option<u32>,
@@ -67,6 +70,7 @@ A file:
   physical_cpus = 2
   start_seconds = 30          # optional, like all keys below but name, machine and command
   host_slice_ns = 2800000     # how long a CPU of a guest runs while others wait
+  cgroups = true              # false: the host weighs CPUs of guests, not guests
   [[guest]]
   name = \"ours\"
   machine = \"vt8on2\"          # in virtual time, without SMT and memory; or a file
@@ -78,6 +82,7 @@ A file:
   machine = \"vt8on2\"
   kernel = \"7.2\"
   copy = [\"magpie-load\"]      # programs of this host
+  host_weight = 200           # cpu.weight of its cgroup on the host; else 100
   background = true           # runs beside the others, and ends when they have
   command = \"while :; do magpie-load hogs --count 8 --seconds 1; sleep 1; done\"
 
@@ -93,6 +98,7 @@ struct HostFile {
     physical_cpus: Option<u32>,
     start_seconds: Option<u32>,
     host_slice_ns: Option<u64>,
+    cgroups: Option<bool>,
     guest: Vec<GuestEntry>,
 }
 
@@ -108,6 +114,7 @@ struct GuestEntry {
     packages: Vec<String>,
     #[serde(default)]
     copy: Vec<String>,
+    host_weight: Option<u32>,
     #[serde(default)]
     background: bool,
     command: String,
@@ -134,6 +141,10 @@ pub fn run(args: &Args) -> Result<u8> {
     if let Some(slice) = file.host_slice_ns {
         described.host_slice_ns = slice;
     }
+    if let Some(cgroups) = file.cgroups {
+        described.cgroups = cgroups;
+    }
+    described.cgroups &= !args.no_cgroups;
     let guests = file
         .guest
         .iter()
@@ -172,6 +183,7 @@ fn of_arguments(args: &Args) -> Result<HostFile> {
             scheduler,
             packages: Vec::new(),
             copy: Vec::new(),
+            host_weight: None,
             background: false,
             command: shell_words::join(&args.command),
         })
@@ -180,6 +192,7 @@ fn of_arguments(args: &Args) -> Result<HostFile> {
         physical_cpus: None,
         start_seconds: None,
         host_slice_ns: None,
+        cgroups: None,
         guest: args
             .guest
             .iter()
@@ -246,6 +259,7 @@ fn guest_of(entry: &GuestEntry, args: &Args, spinner: &Spinner) -> Result<HostGu
         scheduler,
         command,
         background: entry.background,
+        weight: entry.host_weight.unwrap_or(HostGuest::WEIGHT),
     })
 }
 
@@ -305,6 +319,7 @@ fn record(host: &Host, guests: &[HostGuest], outcomes: &[GuestOutcome]) -> Value
             value["cpus"] = json!(guest.options.machine.cpus());
             value["scheduler"] = json!(scheduler_name(guest));
             value["command"] = json!(guest.command);
+            value["host_weight"] = json!(guest.weight);
             value["background"] = json!(guest.background);
             value
         })
@@ -312,6 +327,7 @@ fn record(host: &Host, guests: &[HostGuest], outcomes: &[GuestOutcome]) -> Value
     json!({
         "physical_cpus": host.physical_cpus,
         "host_slice_ns": host.host_slice_ns,
+        "cgroups": host.cgroups,
         "start_seconds": host.start_seconds,
         "guests": guests,
     })

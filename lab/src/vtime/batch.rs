@@ -5,6 +5,8 @@
 //! starts, runs the job and powers off. On a deterministic machine its output is the same, byte for
 //! byte, in every run.
 
+use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,6 +15,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 
 use super::{Fidelity, REPORT, plugin, prepare};
 use crate::boot;
+use crate::kernel::Kernel;
 use crate::options::{Accelerator, GuestOptions};
 use crate::qemu::Qemu;
 
@@ -71,21 +74,49 @@ pub fn run(options: &GuestOptions, job: &str, timeout: Duration) -> Result<Outco
     })
 }
 
+/// A machine whose init runs a job, with all that it boots from at hand.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    options: GuestOptions,
+    kernel: Kernel,
+}
+
+impl Prepared {
+    /// Prepares a machine whose init runs `job`, but for its image.
+    pub(super) fn new(options: &GuestOptions, job: &str) -> Result<Prepared> {
+        ensure!(
+            job.len() <= LONGEST_JOB,
+            "the job has {} bytes, a batch guest takes {LONGEST_JOB}: put it into a file and copy \
+             that",
+            job.len()
+        );
+        let mut options = prepare(options)?;
+        let init = plugin::batch_init(&options.progress)?;
+        options.files.push(init);
+        options.kernel_cmdline.extend([
+            "rdinit=/bin/vtime-batch".to_string(),
+            format!("magpie.job={}", BASE64.encode(job)),
+        ]);
+        let kernel = options.kernel.resolve(&options.progress)?;
+        Ok(Prepared { options, kernel })
+    }
+
+    /// Writes the machine's image to `path`. The first one of its kind may take minutes.
+    pub(super) fn write_image(&self, path: &Path) -> Result<()> {
+        boot::write_image(&self.options, &self.kernel, path)
+    }
+
+    /// Boots the machine with an image, which moves into its folder.
+    pub(super) fn start_with(&self, image: &Path) -> Result<Qemu> {
+        Qemu::start(&self.options, &self.kernel, Accelerator::Tcg, |path| {
+            fs::rename(image, path).context("cannot move a guest's image into its folder")
+        })
+    }
+}
+
 /// Boots a machine whose init runs `job`. Returns while it still boots.
 pub(super) fn start(options: &GuestOptions, job: &str) -> Result<Qemu> {
-    ensure!(
-        job.len() <= LONGEST_JOB,
-        "the job has {} bytes, a batch guest takes {LONGEST_JOB}: put it into a file and copy that",
-        job.len()
-    );
-    let mut options = prepare(options)?;
-    let init = plugin::batch_init(&options.progress)?;
-    options.files.push(init);
-    options.kernel_cmdline.extend([
-        "rdinit=/bin/vtime-batch".to_string(),
-        format!("magpie.job={}", BASE64.encode(job)),
-    ]);
-    let kernel = options.kernel.resolve(&options.progress)?;
+    let Prepared { options, kernel } = Prepared::new(options, job)?;
     boot::start(&options, &kernel, Accelerator::Tcg)
 }
 

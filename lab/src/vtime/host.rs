@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use tempfile::TempDir;
 
+use super::batch::Prepared;
 use super::{Fidelity, REPORT, batch, plugin};
 use crate::machine::VirtualTime;
 use crate::options::{GuestOptions, Seat};
-use crate::qemu::Qemu;
+use crate::qemu::{Qemu, RunFolder};
 
 /// Most guests of a host: `MAX_GUESTS` of the plugin.
 pub const MOST_GUESTS: usize = 16;
@@ -33,7 +33,10 @@ pub struct Host {
     pub physical_cpus: u32,
     /// For how long a vCPU has a physical CPU while others wait for one, in virtual nanoseconds.
     pub host_slice_ns: u64,
-    /// When all guests begin their commands, in seconds since their kernels started.
+    /// Whether each guest is in a cgroup with a weight, which its busy CPUs divide. Else each CPU has
+    /// the weight of its guest, and a guest with more busy CPUs gets more.
+    pub cgroups: bool,
+    /// When all guests begin their commands, in seconds since the beginning of the run.
     pub start_seconds: u32,
 }
 
@@ -47,6 +50,7 @@ impl Host {
         Host {
             physical_cpus,
             host_slice_ns: VirtualTime::default().host_slice_ns,
+            cgroups: true,
             start_seconds: Host::START_SECONDS,
         }
     }
@@ -65,6 +69,13 @@ pub struct HostGuest {
     pub command: String,
     /// Whether it only runs beside the others, and ends when they have ended.
     pub background: bool,
+    /// Its weight on the host, as `cpu.weight` of a cgroup.
+    pub weight: u32,
+}
+
+impl HostGuest {
+    /// The weight of a cgroup that has no other.
+    pub const WEIGHT: u32 = 100;
 }
 
 /// How a guest ended.
@@ -125,7 +136,7 @@ impl fmt::Display for End {
 #[derive(Debug)]
 pub struct Running {
     guests: Vec<(HostGuest, Qemu)>,
-    _folder: TempDir,
+    _folder: RunFolder,
 }
 
 impl Running {
@@ -135,10 +146,11 @@ impl Running {
     /// When the guests do not fit together, or a QEMU does not start.
     pub fn start(host: &Host, guests: &[HostGuest]) -> Result<Running> {
         check(guests)?;
-        let folder = tempfile::Builder::new()
-            .prefix("magpie-host-")
-            .tempdir()
-            .context("cannot create a temporary folder for a host")?;
+        let fails = |guest: &HostGuest| {
+            let message = format!("the guest {} does not start", guest.name);
+            move || message
+        };
+        let folder = RunFolder::new("magpie-host-")?;
         let cpus: u32 = guests
             .iter()
             .map(|guest| guest.options.machine.cpus())
@@ -148,7 +160,7 @@ impl Running {
             "the guests have {cpus} CPUs together, a host takes {MOST_CPUS}"
         );
         let mut first_cpu = 0;
-        let mut running = Vec::new();
+        let mut prepared = Vec::new();
         for (index, guest) in guests.iter().enumerate() {
             let mut options = guest.options.clone();
             let time = options.machine.virtual_time.get_or_insert_default();
@@ -166,15 +178,25 @@ impl Running {
                 first_cpu,
                 cpus,
                 background: guest.background,
+                weight: guest.weight,
+                cgroups: host.cgroups,
             });
             first_cpu += options.machine.cpus();
             options.files.push(plugin::mark_program(&options.progress)?);
-            let qemu = batch::start(&options, &job(host, guest))
-                .with_context(|| format!("the guest {} does not start", guest.name))?;
-            running.push((guest.clone(), qemu));
+            let machine = Prepared::new(&options, &job(host, guest)).with_context(fails(guest))?;
+            let image = folder.path().join(format!("image.{index}"));
+            machine.write_image(&image).with_context(fails(guest))?;
+            prepared.push((guest, machine, image));
+        }
+        // Time stands still until all have started, and a guest whose time stands still for long
+        // gives up. So all images are there first.
+        let mut guests = Vec::new();
+        for (guest, machine, image) in prepared {
+            let qemu = machine.start_with(&image).with_context(fails(guest))?;
+            guests.push((guest.clone(), qemu));
         }
         Ok(Running {
-            guests: running,
+            guests,
             _folder: folder,
         })
     }
@@ -231,6 +253,14 @@ fn check(guests: &[HostGuest]) -> Result<()> {
         guests.iter().any(|guest| !guest.background),
         "all guests are in the background: at least one must have a command that ends the run"
     );
+    for guest in guests {
+        ensure!(
+            (1..=10_000).contains(&guest.weight),
+            "the guest {} has the weight {} on the host: a cgroup's is from 1 to 10000",
+            guest.name,
+            guest.weight
+        );
+    }
     let pace = |guest: &HostGuest| -> Result<(f64, u64, u64)> {
         let time = guest.options.machine.time()?;
         Ok((time.mips, time.quantum, time.window_ns))

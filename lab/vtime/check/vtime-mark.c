@@ -4,7 +4,7 @@
  * `magpie lab host` is about.
  *
  *	vtime-mark begin	prints a number that differs from seed to seed
- *	vtime-mark begin S	waits until the guest has run for S seconds, then marks
+ *	vtime-mark begin S	waits until the run is S seconds old, then marks
  *	vtime-mark end		the seed's run is over
  *
  * On other machines a mark does nothing. See lab/vtime/snapshot.c and span.c.
@@ -27,21 +27,33 @@ static unsigned int number_of_now(void)
 	return (x ^ x >> 31) % 1000000000;
 }
 
-/* Wait until the guest has run for that long. All guests of a host then begin at one time. */
+/* The rate of the time stamp counter, which all guests of a host read alike. */
+#define TICKS_PER_NS 2
+
+/*
+ * Wait until the run is that old. All guests of a host then begin at one time. Their own clocks differ
+ * by what each had of the host before its kernel set its clock.
+ */
 static int begin_at(const char *seconds)
 {
-	const struct timespec start = { .tv_sec = atoi(seconds) };
-	struct timespec now;
+	const uint64_t start_ns = strtoull(seconds, NULL, 10) * 1000000000ULL;
+	uint64_t now_ns = __builtin_ia32_rdtsc() / TICKS_PER_NS;
 
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	if (now.tv_sec >= start.tv_sec) {
+	if (now_ns >= start_ns) {
 		fprintf(stderr,
-			"vtime-mark: the guest was ready after %lld.%02ld s, later than the start after "
-			"%lld s: raise start_seconds\n",
-			(long long)now.tv_sec, now.tv_nsec / 10000000, (long long)start.tv_sec);
+			"vtime-mark: the guest was ready %.2f s after the beginning of the run, later "
+			"than the start after %s s: raise start_seconds\n",
+			now_ns / 1e9, seconds);
 		return 1;
 	}
-	clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &start, NULL);
+	while (now_ns < start_ns) {
+		const uint64_t left_ns = start_ns - now_ns;
+		const struct timespec pause = { .tv_sec = left_ns / 1000000000,
+						.tv_nsec = left_ns % 1000000000 };
+
+		nanosleep(&pause, NULL);
+		now_ns = __builtin_ia32_rdtsc() / TICKS_PER_NS;
+	}
 	__asm__ volatile("nopl 0x4d41574c(%%rax)" ::: "memory");
 	return 0;
 }

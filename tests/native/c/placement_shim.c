@@ -20,7 +20,7 @@ struct magpie_machine {
 	struct idle_count counts[MOST_CPUS];
 	u64 words[MOST_CPUS];
 	u64 slow; /* a bit each CPU */
-	u64 sent; /* a bit each CPU in whose local queue a task waits */
+	u64 called; /* a bit each CPU that was asked whether it idles */
 	u32 nodes, llcs, cores, threads; /* llcs of a node, cores of an LLC, ... */
 	u32 nr_llcs_idle;
 	bool waker_leaves;
@@ -66,9 +66,9 @@ bool claim_cpu(struct placement *at, u32 cpu)
 	return claim_by_word(at, cpu, &machine->words[cpu]);
 }
 
-u32 nr_sent_to(u32 cpu)
+void call_idle(u32 cpu)
 {
-	return machine->sent >> cpu & 1;
+	machine->called |= 1ULL << cpu;
 }
 
 bool is_alone_on_core(u32 cpu)

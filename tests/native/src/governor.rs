@@ -36,6 +36,14 @@ pub struct State {
     pub growth: u32,
     /// Cores in use when a probe last failed, 0 before.
     pub failed: u32,
+    /// Cores in use before it went down, until the host has answered; else 0.
+    pub more: u32,
+    /// What the host gave to these, in 1/100 of a core.
+    pub more_given: u32,
+    /// Periods until it may go down again.
+    pub stay: u32,
+    /// The wait after the next time that fewer cores get too little, in periods.
+    pub patience: u32,
     /// The last change was a probe, not yet answered.
     pub probing: bool,
 }
@@ -50,8 +58,12 @@ pub struct Input {
     pub steal: u32,
     /// Average of cores busy, steal time included, in 1/100 of a core.
     pub wanted: u32,
+    /// The same while there was work.
+    pub busy: u32,
     /// Cores that the host gave while there was work, in 1/100 of a core.
     pub given: u32,
+    /// By how much that may be too low, in 1/100 of a core.
+    pub doubt: u32,
 }
 
 unsafe extern "C" {

@@ -129,8 +129,8 @@ pub struct Machine {
     words: [u64; 64],
     /// CPUs of low capacity, a bit each.
     pub slow: u64,
-    /// CPUs in whose local queue a task waits, a bit each.
-    pub sent: u64,
+    /// CPUs that were asked whether they idle, a bit each.
+    pub called: u64,
     nodes: u32,
     llcs: u32,
     cores: u32,
@@ -159,7 +159,7 @@ impl Machine {
             }; 64],
             words: [Cpu::Busy as u64; 64],
             slow: 0,
-            sent: 0,
+            called: 0,
             nodes,
             llcs,
             cores,

@@ -26,11 +26,14 @@ fn inputs() -> impl Strategy<Value = Input> {
     let steal = prop_oneof![0..=400u32, 0..=10_000u32, any::<u32>()];
     let cores = || prop_oneof![0..=1000u32, 0..=MOST_CORES * 100, any::<u32>()];
     let total = prop_oneof![1..=4u32, 1..=MOST_CORES];
-    (total, steal, cores(), cores()).prop_map(|(total, steal, wanted, given)| Input {
+    let observed = (total, steal, cores(), cores(), cores(), 0..=25u32);
+    observed.prop_map(|(total, steal, wanted, busy, given, doubt)| Input {
         total,
         steal,
         wanted,
+        busy,
         given,
+        doubt,
     })
 }
 
@@ -49,7 +52,9 @@ fn period(total: u32, wants: u32, gives: u32, cores: u32) -> Input {
         total,
         steal: (busy - given) * 10_000 / cores,
         wanted: busy * 100,
+        busy: busy * 100,
         given: given * 100,
+        doubt: 0,
     }
 }
 
@@ -105,10 +110,16 @@ proptest! {
         let mut state = state_with(total);
         for input in inputs {
             let input = Input { total, ..input };
-            let before = state.cores;
+            let State { cores: before, more, stay, .. } = state;
             let cores = next(&config(kind), &mut state, &input);
             match input.steal {
-                201.. if kind == Kind::Direct && (input.given + 25) / 100 >= before => {
+                // Back to as many as before it went down, or not below half of what these got.
+                201.. if kind == Kind::Direct && (more > 0 || stay > 0) => {
+                    prop_assert!(cores <= before || cores == more.min(total));
+                }
+                201.. if kind == Kind::Direct
+                    && (input.given + input.doubt + 25) / 100 >= before =>
+                {
                     prop_assert_eq!(cores, before);
                 }
                 201.. => prop_assert!(cores < before || before == 1),
@@ -117,7 +128,7 @@ proptest! {
             }
             if kind == Kind::Step {
                 prop_assert!(cores.abs_diff(before) <= 1, "{before} to {cores}");
-            } else if cores < before {
+            } else if cores < before && more == 0 {
                 prop_assert!(cores >= (input.given / 100).clamp(1, before - 1));
             }
         }
@@ -198,6 +209,44 @@ proptest! {
         prop_assert!(wasted < 100, "{wasted} of 1000 periods");
         let changed = late.windows(2).filter(|pair| pair[0] != pair[1]).count();
         prop_assert!(changed < 200, "{changed} changes in 1000 periods");
+    }
+}
+
+/// A period of a guest that keeps all its preferred cores busy, on a host that divides `host` CPUs among
+/// busy vCPUs: the guest's, and those of its neighbours.
+fn period_by_vcpus(total: u32, host: u32, neighbours: u32, cores: u32) -> Input {
+    let given = (100 * cores).min(100 * host * cores / (cores + neighbours));
+    Input {
+        total,
+        steal: (100 * cores - given) * 100 / cores,
+        wanted: cores * 100,
+        busy: cores * 100,
+        given,
+        doubt: 0,
+    }
+}
+
+proptest! {
+    /// Where fewer busy vCPUs get less, the guest still gets half of what it would with all of them,
+    /// but for the periods in which it tries fewer, and it stays where it is most of the time.
+    #[test]
+    fn on_a_host_that_weighs_vcpus_a_guest_gets_at_least_half(
+        total in 2..=64u32,
+        host in 1..=64u32,
+        neighbours in 1..=64u32,
+    ) {
+        let mut state = state_with(total);
+        let all = period_by_vcpus(total, host, neighbours, total).given;
+        let mut history = Vec::new();
+        for _ in 0..1000 {
+            let input = period_by_vcpus(total, host, neighbours, state.cores);
+            history.push((state.cores, input.given));
+            next(&config(Kind::Direct), &mut state, &input);
+        }
+        let poor = history.iter().filter(|(_, given)| 2 * given + 2 < all).count();
+        prop_assert!(poor < 40, "{poor} of 1000 periods below half of {all}: {history:?}");
+        let cores: Vec<u32> = history[100..].iter().map(|(cores, _)| *cores).collect();
+        prop_assert!(changes(&cores) < 150, "{} changes: {cores:?}", changes(&cores));
     }
 }
 

@@ -23,7 +23,7 @@ const BUSY: &str = "magpie-load hogs --count 2 --seconds 1 >/dev/null";
 
 fn host() -> Host {
     Host {
-        start_seconds: 10,
+        start_seconds: 15,
         ..Host::new(PHYSICAL)
     }
 }
@@ -39,14 +39,19 @@ fn guest(name: &str, command: &str) -> Result<HostGuest> {
         scheduler: None,
         command: command.to_string(),
         background: false,
+        weight: HostGuest::WEIGHT,
     })
 }
 
 /// Runs the guests on a host, once a part of this host is free.
 fn run(guests: &[HostGuest]) -> Result<Vec<GuestOutcome>> {
+    run_on(&host(), guests)
+}
+
+fn run_on(host: &Host, guests: &[HostGuest]) -> Result<Vec<GuestOutcome>> {
     build_agent()?;
     let _share = share_of(&guests[0].options.machine);
-    let outcomes = magpie_lab::vtime::host::run(&host(), guests, PATIENCE)?;
+    let outcomes = magpie_lab::vtime::host::run(host, guests, PATIENCE)?;
     for outcome in &outcomes {
         println!("{}: {}, {:?}", outcome.name, outcome.end, outcome.had);
     }
@@ -88,6 +93,39 @@ fn two_busy_guests_have_half_of_the_host_each() -> Result<()> {
     Ok(())
 }
 
+/// Returns the CPU time of two guests, as parts of the time that they took, on a host: one that keeps
+/// one of its vCPUs busy, and one that keeps both busy.
+fn parts_of_one_and_two(cgroups: bool) -> Result<[f64; 2]> {
+    let hogs = |count| format!("magpie-load hogs --count {count} --seconds 1 >/dev/null");
+    let guests = [guest("one", &hogs(1))?, guest("two", &hogs(2))?];
+    let host = Host { cgroups, ..host() };
+    let outcomes = run_on(&host, &guests)?;
+    let part = |outcome| had(outcome).map(|had| had.cpu_seconds / had.seconds);
+    Ok([part(&outcomes[0])?, part(&outcomes[1])?])
+}
+
+#[test]
+fn a_guest_with_few_busy_cpus_gets_no_less_of_a_host_with_cgroups() -> Result<()> {
+    let [one, two] = parts_of_one_and_two(true)?;
+    is_near("one hog", one, 1.0)?;
+    is_near("two hogs", two, 1.0)?;
+    let [one, two] = parts_of_one_and_two(false)?;
+    is_near("one hog of three", one, 2.0 / 3.0)?;
+    is_near("two hogs of three", two, 4.0 / 3.0)
+}
+
+#[test]
+fn guests_have_parts_of_the_host_by_their_weights() -> Result<()> {
+    let mut guests = [guest("heavy", BUSY)?, guest("light", BUSY)?];
+    guests[0].weight = 3 * HostGuest::WEIGHT;
+    let outcomes = run(&guests)?;
+    for (outcome, part) in outcomes.iter().zip([1.5, 0.5]) {
+        let had = had(outcome)?;
+        is_near("CPU time", had.cpu_seconds / had.seconds, part)?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_guest_that_idles_or_ends_leaves_the_host_to_the_other() -> Result<()> {
     // Idle for half of the time, then off.
@@ -104,6 +142,44 @@ fn a_guest_that_idles_or_ends_leaves_the_host_to_the_other() -> Result<()> {
         idle.cpu_seconds < 0.1 && idle.seconds > 0.5,
         "the idle guest: {idle:?}"
     );
+    Ok(())
+}
+
+/// Guests boot, start CPUs, and wake tasks on others, in two processes of this host each: what one of
+/// them does may not depend on when the other one is scheduled here.
+#[test]
+fn two_runs_of_several_guests_are_the_same() -> Result<()> {
+    let job =
+        "for i in 1 2 3 4; do (seq 2000 | sort -n | md5sum) & done; wait; grep cpu /proc/stat";
+    let guests = [guest("one", job)?, guest("two", job)?];
+    let [first, second] = [run(&guests)?, run(&guests)?];
+    for (first, second) in first.iter().zip(&second) {
+        assert_eq!(first.output, second.output);
+        assert_eq!(had(first)?, had(second)?);
+    }
+    Ok(())
+}
+
+/// Without cgroups a guest that uses fewer CPUs gets less of the host, so a guest that gives way to its
+/// neighbour would get less and less: one CPU of nine, where all of them had half of the host.
+#[test]
+fn scx_magpie_does_not_give_way_where_that_costs_it_its_share() -> Result<()> {
+    let busy = "magpie-load hogs --count 8 --seconds 4 >/dev/null";
+    let mut guests = [guest("ours", busy)?, guest("neighbour", busy)?];
+    for guest in &mut guests {
+        guest.options.machine = Machine::find("vt8on2")?;
+    }
+    guests[0].options.files.push(program("scx_magpie")?);
+    guests[0].scheduler = Some(vec!["/bin/scx_magpie".to_string()]);
+    let host = Host {
+        cgroups: false,
+        start_seconds: Host::START_SECONDS,
+        ..host()
+    };
+    let outcomes = run_on(&host, &guests)?;
+    let part = had(&outcomes[0])?.cpu_seconds / had(&outcomes[0])?.seconds / f64::from(PHYSICAL);
+    println!("our part of the host: {part:.3}");
+    ensure!(part > 0.3, "our guest had {part:.3} of the host");
     Ok(())
 }
 

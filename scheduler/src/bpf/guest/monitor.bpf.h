@@ -354,6 +354,7 @@ static __always_inline u32 observe(struct governor_input *input, u64 elapsed, u6
 	 * middle of it got half of its two cores, and lost one of them for that.
 	 */
 	core_ns = sums->longest_busy * threads / input->total ?: 1;
+	input->busy = sums->busy * 100 / core_ns;
 	input->given = (sums->busy - taken) * 100 / core_ns;
 
 	return recent * 10000 / (sums->counted * sums->span ?: 1);
@@ -439,9 +440,9 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 			power_cores(preferred_sums.busy_in_look, preferred_sums.threads,
 				    input.total, preferred_sums.span);
 		ended = elapsed >= preferred_settings.period_ns * (2 * LOOKS - 1) / (2 * LOOKS);
-		alarm = !ended && steers && is_alarming(recent);
+		alarm = !ended && steers && !governor.stay && is_alarming(recent);
 		if (alarm)
-			input.given += ALARM_DOUBT;
+			input.doubt = ALARM_DOUBT;
 	}
 
 	if (!ended && !alarm) {

@@ -53,9 +53,9 @@ bool claim_cpu(struct placement *at, u32 cpu)
 	return claim_by_word(at, cpu, &state_of(cpu)->idle);
 }
 
-u32 nr_sent_to(u32 cpu)
+void call_idle(u32 cpu)
 {
-	return scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | cpu);
+	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 }
 
 /*

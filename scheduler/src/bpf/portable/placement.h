@@ -59,8 +59,8 @@ __by_includer bool is_fast(u32 cpu);
 __by_includer bool is_free(const struct placement *at, u32 cpu);
 /* Claim the CPU if it is free; set at->preempts; return whether it is claimed. */
 __by_includer bool claim_cpu(struct placement *at, u32 cpu);
-/* Return how many tasks wait in the CPU's local queue, out of the reach of other CPUs. */
-__by_includer u32 nr_sent_to(u32 cpu);
+/* Have the CPU look for work; if it idles and finds none, its word says that it is free. */
+__by_includer void call_idle(u32 cpu);
 /* Return whether no other CPU of the core runs anything. */
 __by_includer bool is_alone_on_core(u32 cpu);
 /* Return whether both CPUs are of one core. */
@@ -85,9 +85,11 @@ __by_includer u32 visit_idle(struct sparsemask_visit *visit);
 
 /*
  * Claim a CPU by its word in the idle map (idle_map.h); whether the caller may send its task there.
- * A claim lapses after a while, because its task may never come. If that task waits there already,
- * the host has taken the vCPU, and a second task would wait behind it: this function renews the
- * claim, but returns false.
+ * A claim lapses after a while, because its task may never come. Or the task is there, and the host
+ * has taken the vCPU: a second task would wait behind it, and no CPU can take it from there, because
+ * the kernel keeps a task that wakes on an idle CPU in a list of that CPU until the CPU runs. Only the
+ * CPU itself knows which of the two it is, so this function renews the claim, asks the CPU, and returns
+ * false.
  */
 static inline bool claim_by_word(struct placement *at, u32 cpu, u64 *word)
 {
@@ -97,7 +99,13 @@ static inline bool claim_by_word(struct placement *at, u32 cpu, u64 *word)
 		return false;
 
 	at->preempts = old == IDLE_POLICY;
-	return claim_word(word, old, at->now) && (old <= IDLE_LAST || !nr_sent_to(cpu));
+	if (!claim_word(word, old, at->now))
+		return false;
+	if (old <= IDLE_LAST)
+		return true;
+
+	call_idle(cpu);
+	return false;
 }
 
 /*
