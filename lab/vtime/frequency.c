@@ -23,7 +23,7 @@
  * frequency, and an instruction costs more in proportion at a lower one; memory does not.
  *
  * The kernel takes the counters for real only if CPUID names them, which QEMU's models cannot: the
- * kernel's command line needs setcpuid=aperfmperf,constant_tsc.
+ * kernel's command line needs setcpuid=aperfmperf,constant_tsc,nonstop_tsc.
  *
  * What it does not do: take power or heat into account, lower the highest frequency when many cores
  * are busy, or tell the guest of a change. A CPU that keeps busy by work.c takes a change at its next
@@ -228,8 +228,12 @@ static void wrmsr_is_next(unsigned int index, void *userdata)
 	if (ratio > most_ratio())
 		ratio = most_ratio();
 	f->requests++;
+	/* A request during a transition changes where it ends, not when. */
+	if (f->holds == f->asked || vcpu_local_now(&vcpus[index]) >= f->holds_from_ns) {
+		WRITE_ONCE(f->holds, f->asked);
+		f->holds_from_ns = vcpu_local_now(&vcpus[index]) + options.transition_ns;
+	}
 	f->asked = ratio;
-	f->holds_from_ns = vcpu_local_now(&vcpus[index]) + options.transition_ns;
 }
 
 /* Have QEMU call this file where the kernel reads and writes model-specific registers. */
@@ -268,11 +272,12 @@ void frequency_write(FILE *f, unsigned int index)
 		frequency->requests, frequency->changes);
 	for (unsigned int ratio = least_ratio(); ratio <= most_ratio(); ratio++) {
 		int64_t ns = frequency->busy_ns[ratio];
+		const int64_t uncounted = vcpus[index].local_ns - EPOCH_NS - vcpus[index].idle_ns -
+					  frequency->counted_ns;
 
 		/* The vCPU has counted its time until its last change or the guest's last look. */
-		if (ratio == frequency->runs)
-			ns += vcpus[index].local_ns - EPOCH_NS - vcpus[index].idle_ns -
-			      frequency->counted_ns;
+		if (ratio == frequency->runs && uncounted > 0)
+			ns += uncounted;
 		if (ns <= 0)
 			continue;
 		fprintf(f, "%s\"%u\": %" PRId64, comma, ratio * MHZ_PER_RATIO, ns);

@@ -2,8 +2,8 @@
 /*
  * runqueue.bpf.h - what the kernel's runqueue of a CPU says.
  *
- * The caller holds the runqueue's lock (dispatch, running, update_idle, ...): the fields then agree
- * with each other.
+ * If the caller holds the runqueue's lock (dispatch, running, update_idle, ...), the fields agree with
+ * each other. nr_runnable() reads one field, so anybody may call it, and then reads the past.
  */
 #ifndef __MAGPIE_RUNQUEUE_BPF_H
 #define __MAGPIE_RUNQUEUE_BPF_H
@@ -15,7 +15,7 @@ static __always_inline u32 nr_runnable(s32 cpu)
 {
 	const struct rq *rq = bpf_per_cpu_ptr(&runqueues, cpu);
 
-	return rq ? rq->scx.nr_running : 0;
+	return rq ? READ_ONCE(rq->scx.nr_running) : 0;
 }
 
 /*

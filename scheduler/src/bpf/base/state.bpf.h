@@ -81,8 +81,8 @@ struct cpu_state {
 	u32 perf_target; /* as the kernel had it at the last look */
 	u32 utilisation; /* see portable/perf.h */
 	u32 capacity; /* as the kernel had it when the timer last looked */
-	u32 must_look; /* when the next task begins to run */
-	u32 untold; /* another CPU set the target: this one's governor may not know it */
+	u16 must_look; /* when the next task begins to run */
+	u16 untold; /* another CPU set the target: this one's governor may not know it */
 
 	/* Lines of their own: only this CPU writes them, user space adds them up. */
 	u64 events[NR_EVENTS] __attribute__((aligned(64)));
@@ -90,6 +90,11 @@ struct cpu_state {
 
 _Static_assert(__builtin_offsetof(struct cpu_state, idle_since) == 64,
 	       "what wakers read fits one line");
+
+_Static_assert(__builtin_offsetof(struct cpu_state, events) -
+			       __builtin_offsetof(struct cpu_state, idled) ==
+		       64,
+	       "what the mechanism frequency notes fits one line");
 
 struct cpu_state cpu_states[MAX_CPUS];
 

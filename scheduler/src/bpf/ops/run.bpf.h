@@ -104,10 +104,12 @@ static __always_inline void leave_idle(struct cpu_state *state, s32 cpu)
 	end_idle(state, now);
 	catch_up_clock(state, cpu);
 	begin_pace(state, now);
-	if (is_outranked(cpu))
+	if (is_outranked(cpu)) {
+		perf_outranked(state);
 		lose_idle_cpu(state, cpu, idle_ends_with_claim(state));
-	else
+	} else {
 		idle_ends(state);
+	}
 	note_busy(state, now);
 }
 

@@ -20,13 +20,14 @@
  * nothing at all to do and steals it. Beside a build on 8 CPUs, a thread that wakes every 2.7 ms was
  * then 3.2 ms late in the 99th percentile; with this part it is 0.3 ms (medians of four runs).
  *
- * The kernel counts the runnable tasks of each runqueue, and a queued task counts where it waits. So a
- * length is one load. When only the bits of the overloaded map were compared, a task stayed wherever
- * all CPUs had waiting tasks, behind however many.
+ * The kernel counts the runnable tasks of each runqueue, so a length is one load. When only the bits
+ * of the overloaded map were compared, a task stayed wherever all CPUs had waiting tasks, behind
+ * however many.
  *
- * What it does not do: leave the LLC, or move for one task fewer. With moves for one task fewer,
- * requests of 16 clients on 8 CPUs took longer in the 99th percentile (1.21 of EEVDF; for two 1.12,
- * for none 1.26; three runs each).
+ * What it does not do: leave the LLC, tell tasks that a cgroup's quota parks from those that wait
+ * (where some wait), or move for one task fewer. With moves for one task fewer, requests of 16
+ * clients on 8 CPUs took longer in the 99th percentile (1.21 of EEVDF; for two 1.12, for none 1.26;
+ * three runs each).
  */
 #ifndef __MAGPIE_QUEUE_CHOICE_BPF_H
 #define __MAGPIE_QUEUE_CHOICE_BPF_H
@@ -38,26 +39,20 @@ const volatile bool queue_choice_enabled = true;
 /* By how many tasks a queue with waiting tasks must be shorter. */
 #define FEWER_TO_JOIN 2
 
-/* More than any queue has: a task of a higher class keeps the CPU. */
-#define NEVER_ITS_TURN 0x7fffffff
-
 /*
  * Return how many tasks run on a CPU before a woken one that would be due @after the clock, at most: 0
- * if it preempts, else the running one and those that wait. Reads, calls nothing.
+ * if it preempts, else the running one, those that wait, and one of a higher class. Reads, calls
+ * nothing.
  */
 static __always_inline u32 tasks_before(const struct task_struct *p, const struct task_state *ts,
 					u64 after, u64 now, s32 cpu)
 {
 	const struct cpu_state *state = state_of(cpu);
-	u32 tasks;
 
 	if (should_preempt(p, ts, clock_of(cpu) + after, now, state))
 		return 0;
-	if (READ_ONCE(state->has_no_tick))
-		return NEVER_ITS_TURN;
 
-	tasks = nr_runnable(cpu);
-	return tasks ? tasks : 1;
+	return (has_queued(state) ? nr_runnable(cpu) : 1) + READ_ONCE(state->has_no_tick);
 }
 
 /* Return whether a queue is worth leaving another one for: nobody waits, or two tasks fewer. */
@@ -87,18 +82,20 @@ __noinline s32 choose_queue(struct task_struct *p __arg_trusted,
 			    const struct task_state *ts __arg_nonnull, s32 previous, u64 now)
 {
 	u64 after = request(ts) - lag_when_woken(ts);
-	u32 fewest = tasks_before(p, ts, after, now, previous);
+	u32 there = tasks_before(p, ts, after, now, previous);
+	u32 fewest = there;
 	s32 chosen = previous;
 	u32 i;
 
-	if (!fewest || is_pinned(p) || (fewest == 1 && READ_ONCE(state_of(previous)->sleeps_soon)))
+	if (!there || is_pinned(p) || (there == 1 && READ_ONCE(state_of(previous)->sleeps_soon)))
 		return previous;
 
 	for_bounded(i, 0, QUEUES_DRAWN) {
 		u32 drawn = draw_other(previous);
 		u32 tasks = tasks_before(p, ts, after, now, drawn);
 
-		if (is_worth_joining(tasks, fewest) && may_place(p, drawn) && is_usable(drawn)) {
+		if (tasks < fewest && is_worth_joining(tasks, there) && may_place(p, drawn) &&
+		    is_usable(drawn)) {
 			fewest = tasks;
 			chosen = drawn;
 		}

@@ -48,8 +48,8 @@
  *
  * The timer also writes another CPU's target. A CPU that leaves idle meanwhile reads what the
  * kernel has at its next look. Of many drivers a CPU can only set its own frequency, so the kernel
- * does not call the governor for the other CPU. That CPU sets the same target again at its next look:
- * without this, one that had run a hog stayed at its highest frequency while it had little to do.
+ * does not call the governor for the other CPU. That CPU sets its target at its next look, step or
+ * not: without this, one that had run a hog stayed at its highest frequency while it had little to do.
  *
  * What it does not do: choose CPUs by their frequency, or know that CPUs share one. The governor
  * takes the highest target of the CPUs that do. A real-time task that begins on an idle CPU is not
@@ -122,8 +122,12 @@ static __always_inline u32 target_of(s32 cpu)
 
 static __always_inline void set_target(struct cpu_state *state, s32 cpu, u32 perf)
 {
+	/*
+	 * Before the kernel has the target: if the timer lowers it meanwhile, its note stays. A CPU
+	 * that is told twice costs nothing but a call.
+	 */
+	WRITE_ONCE(state->untold, 0);
 	scx_bpf_cpuperf_set(cpu, perf);
-	WRITE_ONCE(state->untold, cpu != (s32)bpf_get_smp_processor_id());
 	count_event(state, EVENT_TARGET_SET, 1);
 	if (perf > state->perf_target)
 		count_event(state, EVENT_TARGET_RAISE, 1);
@@ -138,7 +142,7 @@ static __always_inline void set_target(struct cpu_state *state, s32 cpu, u32 per
 static __always_inline void want_perf(struct cpu_state *state, s32 cpu, u32 wanted, u32 capacity,
 				      u64 now)
 {
-	if (!state->untold && !is_perf_step(state->perf_target, wanted, capacity))
+	if (!READ_ONCE(state->untold) && !is_perf_step(state->perf_target, wanted, capacity))
 		return;
 
 	if (may_set_target(&state->target_due, now, wanted > state->perf_target))
@@ -298,6 +302,16 @@ static __always_inline void perf_lost(struct cpu_state *state, s32 cpu,
 	want_perf(state, cpu, state->capacity, state->capacity, rq_now(cpu));
 }
 
+/*
+ * A task of a higher class has the CPU. The governor raises the frequency for a real-time task by
+ * itself, and may miss its end: have the next look of ours set the target again.
+ */
+static __always_inline void perf_outranked(struct cpu_state *state)
+{
+	if (frequency_enabled)
+		WRITE_ONCE(state->untold, 1);
+}
+
 /* Set the timer, unless another CPU has. */
 static __noinline void start_sweep(void)
 {
@@ -353,7 +367,7 @@ static __always_inline bool lower_idle_cpu(s32 cpu, u64 now)
 		return since;
 
 	scx_bpf_cpuperf_set(cpu, 0);
-	WRITE_ONCE(state->untold, cpu != (s32)bpf_get_smp_processor_id());
+	WRITE_ONCE(state->untold, 1);
 	WRITE_ONCE(state->perf_target, target_of(cpu));
 	WRITE_ONCE(state->must_look, 1);
 	count_event(state_here(), EVENT_TARGET_SET, 1);
@@ -401,6 +415,8 @@ static __always_inline s32 start_perf(void)
 	bpf_for(cpu, 0, nr_cpus) {
 		note_capacity(cpu);
 		set_target(state_of(cpu), cpu, 0);
+		/* The kernel calls no governor for a scheduler that is not enabled yet. */
+		WRITE_ONCE(state_of(cpu)->untold, 1);
 	}
 
 	return 0;
