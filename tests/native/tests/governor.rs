@@ -228,7 +228,8 @@ fn period_by_vcpus(total: u32, host: u32, neighbours: u32, cores: u32) -> Input 
 
 proptest! {
     /// Where fewer busy vCPUs get less, the guest still gets half of what it would with all of them,
-    /// but for the periods in which it tries fewer, and it stays where it is most of the time.
+    /// less the steal time that counts as too little to act, but for the periods in which it tries
+    /// fewer, and it stays where it is most of the time.
     #[test]
     fn on_a_host_that_weighs_vcpus_a_guest_gets_at_least_half(
         total in 2..=64u32,
@@ -243,7 +244,8 @@ proptest! {
             history.push((state.cores, input.given));
             next(&config(Kind::Direct), &mut state, &input);
         }
-        let poor = history.iter().filter(|(_, given)| 2 * given + 2 < all).count();
+        let enough = all / 2 * (10_000 - config(Kind::Direct).high) / 10_000;
+        let poor = history.iter().filter(|(_, given)| given + 1 < enough).count();
         prop_assert!(poor < 40, "{poor} of 1000 periods below half of {all}: {history:?}");
         let cores: Vec<u32> = history[100..].iter().map(|(cores, _)| *cores).collect();
         prop_assert!(changes(&cores) < 150, "{} changes: {cores:?}", changes(&cores));
