@@ -396,8 +396,11 @@ bool turn_wait(struct vcpu *v, enum vcpu_state state)
 	bool has_turn, is_new;
 
 	wakeup_lock();
-	/* It was kicked while it was on its way here after a general release, and is ready since then. */
-	if (waits_for_turn(v) && v->kicked) {
+	/*
+	 * It was kicked, and its thread has looked for work after a general release, at a time that
+	 * depends on the host. It looks again with its turn, and is idle from then on.
+	 */
+	if (waits_for_turn(v)) {
 		has_turn = wait_for_turn(v);
 		wakeup_unlock();
 		return has_turn;

@@ -155,7 +155,9 @@ pub fn build_agent() -> Result<()> {
 fn run_cargo_build() -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["build", "--quiet", "--package", "magpie-guest"]);
+    // All of the workspace, as for the other programs: for one package cargo would choose other
+    // features, and the agent would be another one from the moment on that a test builds those.
+    command.args(["build", "--quiet", "--workspace", "--bins"]);
     if !cfg!(debug_assertions) {
         command.arg("--release");
     }
