@@ -87,7 +87,8 @@ fn schedutil_follows_the_load_and_a_deterministic_machine_repeats_it() -> Result
     let khz: Vec<f64> = lines.filter_map(|line| line.trim().parse().ok()).collect();
     ensure!(khz.len() == 18, "{}", first.output);
     ensure!(khz[0] > 3_190_000.0, "a hog had {} kHz", khz[0]);
-    ensure!(khz[1] < 1_000_000.0, "a light load had {} kHz", khz[1]);
+    // Half of the highest: the program that reads the frequency starts just then, and is a load, too.
+    ensure!(khz[1] < 1_600_000.0, "a light load had {} kHz", khz[1]);
     ensure!(first.code == 0, "{}", first.output);
     assert_eq!(first.output, second.output);
     assert_eq!(first.fidelity.vcpus, second.fidelity.vcpus);
