@@ -298,3 +298,18 @@ impl Machine {
         self.llc.iter().map(|l| l.node).max().unwrap_or(0) + 1
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Machine, PRESETS};
+
+    /// Fails unless a preset with the replacement is refused for that reason.
+    pub fn changed_preset_is_refused(preset: &str, from: &str, to: &str, reason: &str) {
+        let found = PRESETS.iter().find(|(name, _)| *name == preset);
+        let (_, text) = found.expect(preset);
+        assert!(text.contains(from), "{from} is in the preset");
+        let error = Machine::parse(&text.replace(from, to)).expect_err(to);
+        let error = format!("{error:#}");
+        assert!(error.contains(reason), "{to}: {error}");
+    }
+}

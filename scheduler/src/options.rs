@@ -138,8 +138,8 @@ pub struct Settings {
     ///
     /// The limit holds for all CPUs until scx_magpie ends, in whatever way: the kernel then drops it.
     /// Shallow idle costs power, and 0 means that idle CPUs spin.
-    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
-    pub idle_resume_us: Option<u32>,
+    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(i32).range(0..=1_000_000))]
+    pub idle_resume_us: Option<i32>,
 
     /// Choose how the scheduler learns the time that the host takes
     #[arg(long, value_name = "SOURCE", default_value = "auto")]

@@ -153,8 +153,7 @@ fn of_profile(text: &str) -> Level {
 ///
 /// # Errors
 /// When the kernel has no such limit, or this process may not set it.
-pub fn limit_idle_resume(us: u32) -> Result<File> {
-    let us = i32::try_from(us).context("--idle-resume-us is too long")?;
+pub fn limit_idle_resume(us: i32) -> Result<File> {
     pm::update_global_idle_resume_latency(us).context(
         "limiting the resume latency of idle CPUs by /dev/cpu_dma_latency; leave --idle-resume-us \
          out, or let the service see the file: PrivateDevices=no in `systemctl edit scx_magpie`",

@@ -16,7 +16,7 @@ use std::sync::{Condvar, Mutex, Once, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::vtime::batch::{self, Outcome};
-use magpie_lab::{Guest, GuestOptions, Machine};
+use magpie_lab::{Guest, GuestOptions, Machine, files};
 
 static HOST: Host = Host {
     free: Mutex::new(Host::PARTS),
@@ -147,23 +147,25 @@ pub fn shell_argv(script: &str) -> Vec<String> {
 /// otherwise boot the agent of an earlier build.
 pub fn build_agent() -> Result<()> {
     let mut built = Ok(());
-    AGENT.call_once(|| built = run_cargo_build());
+    AGENT.call_once(|| built = build_programs(!cfg!(debug_assertions)));
     built
 }
 
-/// Builds the guest agent in the profile of the tests.
-fn run_cargo_build() -> Result<()> {
+/// Builds all programs of the workspace. With fewer packages cargo would choose other features of the
+/// crates that they share: it would build those again, and replace the programs of the others while
+/// tests use them.
+fn build_programs(release: bool) -> Result<()> {
+    let tree = files::source_tree().context("the tests need the source tree")?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    // All of the workspace, as for the other programs: for one package cargo would choose other
-    // features, and the agent would be another one from the moment on that a test builds those.
     command.args(["build", "--quiet", "--workspace", "--bins"]);
-    if !cfg!(debug_assertions) {
+    if release {
         command.arg("--release");
     }
     let status = command
+        .current_dir(&tree)
         .status()
-        .context("cannot run cargo to build the guest agent")?;
-    ensure!(status.success(), "cannot build the guest agent");
+        .context("cannot run cargo to build what is tested")?;
+    ensure!(status.success(), "cannot build what is tested");
     Ok(())
 }

@@ -6,7 +6,6 @@
 //! beside an idle CPU for longer than a tick is a fault of the scheduler.
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use magpie_lab::{Guest, GuestOptions, files, guest};
 use serde_json::Value;
 
-use crate::{TestGuest, boot, boot_alone};
+use crate::{TestGuest, boot, boot_alone, build_programs};
 
 /// The scheduler under test.
 pub const MAGPIE: &str = "scx_magpie";
@@ -50,15 +49,7 @@ fn build() -> Result<PathBuf> {
         Some(target) => PathBuf::from(target),
         None => tree.join("target"),
     };
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    // All of the workspace: with fewer packages cargo would choose other features of the crates
-    // that they share, and build those again.
-    let status = Command::new(cargo)
-        .args(["build", "--quiet", "--release", "--workspace", "--bins"])
-        .current_dir(&tree)
-        .status()
-        .context("cannot run cargo to build what is tested")?;
-    ensure!(status.success(), "cannot build what is tested");
+    build_programs(true)?;
     Ok(target.join("release"))
 }
 
@@ -96,6 +87,15 @@ pub fn words(command: &str) -> Vec<String> {
 /// Runs a shell script that must succeed, and returns its standard output.
 pub fn shell(guest: &mut Guest, script: &str) -> Result<String> {
     guest.capture(&["sh", "-c", script], PATIENCE)
+}
+
+/// Returns when and on which CPU an event of ftrace was, by its line.
+pub fn traced(line: &str) -> Option<(f64, u32)> {
+    let (_, rest) = line.split_once('[')?;
+    let (cpu, rest) = rest.split_once(']')?;
+    let (at, _) = rest.split_once(": ")?;
+    let at = at.split_whitespace().last()?;
+    Some((at.parse().ok()?, cpu.parse().ok()?))
 }
 
 /// Runs a command. Returns its exit code, and all that it printed to standard output and error.

@@ -74,15 +74,10 @@ impl Frequency {
 
 #[cfg(test)]
 mod tests {
-    use crate::Machine;
+    use crate::machine::tests::changed_preset_is_refused;
 
-    /// Fails unless the machine with the replacement is refused for that reason.
     fn is_refused(from: &str, to: &str, reason: &str) {
-        let text = include_str!("../../machines/vt16freq.toml");
-        assert!(text.contains(from), "{from} is in the preset");
-        let error = Machine::parse(&text.replace(from, to)).expect_err(to);
-        let error = format!("{error:#}");
-        assert!(error.contains(reason), "{to}: {error}");
+        changed_preset_is_refused("vt16freq", from, to, reason);
     }
 
     #[test]

@@ -399,15 +399,10 @@ impl Memory {
 
 #[cfg(test)]
 mod tests {
-    use crate::Machine;
+    use crate::machine::tests::changed_preset_is_refused;
 
-    /// Fails unless the machine with the replacement is refused for that reason.
     fn is_refused(from: &str, to: &str, reason: &str) {
-        let text = include_str!("../../machines/vt8-mem.toml");
-        assert!(text.contains(from), "{from} is in the preset");
-        let error = Machine::parse(&text.replace(from, to)).expect_err(to);
-        let error = format!("{error:#}");
-        assert!(error.contains(reason), "{to}: {error}");
+        changed_preset_is_refused("vt8-mem", from, to, reason);
     }
 
     #[test]

@@ -241,6 +241,18 @@ impl Fidelity {
             .with_context(|| format!("the fidelity report {} is malformed", path.display()))
     }
 
+    /// For how many virtual nanoseconds all vCPUs were not halted, by their frequency in MHz; empty for
+    /// a machine without frequencies.
+    pub fn busy_ns(&self) -> BTreeMap<u32, i64> {
+        let mut all = BTreeMap::new();
+        for counts in self.vcpus.iter().filter_map(|v| v.frequency.as_ref()) {
+            for (mhz, ns) in &counts.busy_ns {
+                *all.entry(*mhz).or_default() += ns;
+            }
+        }
+        all
+    }
+
     /// Asks a running QEMU for its report and waits until the report is there.
     pub(crate) fn of_running(qemu: u32, path: &Path) -> Result<Fidelity> {
         match fs::remove_file(path) {

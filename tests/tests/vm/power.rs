@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
 use magpie_tests::scheduler::{
-    VT8_NODES, boot_for_magpie, counters, grown, json, number, shell, under,
+    VT8_NODES, boot_for_magpie, counters, grown, json, number, shell, traced, under,
 };
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ use serde_json::Value;
 const VT16: &str = "vt16";
 
 /// Records where threads of loads begin to run.
-const PREPARE: &str = "mount -t tracefs none /sys/kernel/tracing 2>/dev/null; \
+pub const PREPARE: &str = "mount -t tracefs none /sys/kernel/tracing 2>/dev/null; \
     cd /sys/kernel/tracing && echo 0 > tracing_on && \
     echo 'next_comm == \"magpie-load\"' > events/sched/sched_switch/filter && \
     echo 1 > events/sched/sched_switch/enable";
@@ -27,12 +27,16 @@ struct Machine {
     frames: &'static str,
 }
 
+/// Frames that keep about 15 % of 16 CPUs busy.
+pub const FRAMES_OF_16: &str =
+    "magpie-load frames --clients 16 --draw-operations 190000 --compose-operations 2000";
+
 const MACHINES: [Machine; 2] = [
     Machine {
         name: VT16,
         threads: 2,
         cores: 8,
-        frames: "magpie-load frames --clients 16 --draw-operations 190000 --compose-operations 2000",
+        frames: FRAMES_OF_16,
     },
     Machine {
         name: VT8_NODES,
@@ -43,20 +47,32 @@ const MACHINES: [Machine; 2] = [
 ];
 
 /// Reads the trace: when a thread began to run, and on which CPU.
-fn read_trace(guest: &mut Guest) -> Result<Vec<(f64, u32)>> {
+pub fn read_trace(guest: &mut Guest) -> Result<Vec<(f64, u32)>> {
     let text = shell(guest, "grep -v '^#' /sys/kernel/tracing/trace")?;
-    let begins = text.lines().map(|line| {
-        let (_, rest) = line.split_once('[').context("no CPU")?;
-        let (cpu, rest) = rest.split_once(']').context("no CPU")?;
-        let (at, _) = rest.split_once(": ").context("no time")?;
-        let at = at.split_whitespace().last().context("no time")?;
-        Ok((at.parse()?, cpu.parse()?))
-    });
+    let begins = text
+        .lines()
+        .map(|line| traced(line).with_context(|| format!("read {line:?}")));
     begins.collect()
 }
 
 /// For how long cores are counted.
-const SECONDS: u64 = 5;
+pub const SECONDS: u64 = 5;
+
+/// Returns on how many cores the load ran in the median second, and in each.
+pub fn cores_in_seconds(begins: &[(f64, u32)], threads: u32) -> Result<(usize, Vec<usize>)> {
+    let mut seconds: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
+    let (first, _) = begins.first().context("the load never ran")?;
+    for (at, cpu) in begins {
+        let second = (at - first) as u64;
+        seconds.entry(second).or_default().insert(cpu / threads);
+    }
+    let whole = seconds.range(..SECONDS).map(|(_, cores)| cores.len());
+    let whole: Vec<_> = whole.collect();
+    let mut sorted = whole.clone();
+    sorted.sort();
+    let median = *sorted.get(sorted.len() / 2).context("the load never ran")?;
+    Ok((median, whole))
+}
 
 /// Returns on how many cores the load ran in the median second, and how many frames were missed.
 /// Prints both. The median, because the mechanism may use all cores for a second now and then: that
@@ -69,21 +85,7 @@ fn cores_touched(guest: &mut Guest, machine: &Machine, name: &str) -> Result<(us
         SECONDS + 4
     );
     let told = json(guest, &script)?;
-    let mut seconds: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
-    let begins = read_trace(guest)?;
-    let (first, _) = begins.first().context("the load never ran")?;
-    for (at, cpu) in &begins {
-        let second = (at - first) as u64;
-        seconds
-            .entry(second)
-            .or_default()
-            .insert(cpu / machine.threads);
-    }
-    let whole = seconds.range(..SECONDS).map(|(_, cores)| cores.len());
-    let whole: Vec<_> = whole.collect();
-    let mut sorted = whole.clone();
-    sorted.sort();
-    let touched = *sorted.get(sorted.len() / 2).context("the load never ran")?;
+    let (touched, whole) = cores_in_seconds(&read_trace(guest)?, machine.threads)?;
     println!("{}, {name}: {whole:?} cores; {told}", machine.name);
     Ok((touched, number(&told, "/missed")?))
 }

@@ -1,22 +1,18 @@
 //! The table of docs/mechanisms/power.md: frames of several clients on 16 CPUs whose kernel sets their
 //! frequencies, under each scheduler in turn, in one guest.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::{Guest, files};
 use magpie_tests::scheduler::{boot_for_magpie, json, number, shell, words};
 
+use super::power::{FRAMES_OF_16, PREPARE, SECONDS, cores_in_seconds, read_trace};
+
 /// Two LLCs of four cores of two threads, 800 to 3200 MHz.
 const MACHINE: &str = "vt16freq";
 const CPUS: f64 = 16.0;
-
-/// Keeps about 15 % of the machine busy at the highest frequency.
-const FRAMES: &str =
-    "magpie-load frames --clients 16 --draw-operations 190000 --compose-operations 2000";
-
-/// For how long the load is looked at, three seconds after it began.
-const SECONDS: u64 = 5;
+const THREADS: u32 = 2;
 
 /// Voltages of a processor at parts of its highest frequency: 600 to 1600 MHz of "Enhanced Intel
 /// SpeedStep Technology for the Intel Pentium M Processor", Intel 2004, table 2.
@@ -41,36 +37,10 @@ fn volts(part: f64) -> f64 {
     VOLTS[VOLTS.len() - 1].1
 }
 
-/// Returns for how many seconds all CPUs were not halted so far, by their frequency in MHz.
-fn busy(guest: &Guest) -> Result<BTreeMap<u32, f64>> {
+/// Returns for how many nanoseconds all CPUs were not halted so far, by their frequency in MHz.
+fn busy(guest: &Guest) -> Result<BTreeMap<u32, i64>> {
     let fidelity = guest.fidelity()?.context("a machine in virtual time")?;
-    let mut all = BTreeMap::new();
-    for vcpu in &fidelity.vcpus {
-        let frequency = vcpu.frequency.as_ref().context("frequencies")?;
-        for (mhz, ns) in &frequency.busy_ns {
-            *all.entry(*mhz).or_default() += *ns as f64 / 1e9;
-        }
-    }
-    Ok(all)
-}
-
-/// Returns on how many cores the load ran in the median second of a trace.
-fn cores(trace: &str) -> Result<usize> {
-    let mut seconds: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
-    let mut first = None;
-    for line in trace.lines() {
-        let (_, rest) = line.split_once('[').context("no CPU")?;
-        let (cpu, rest) = rest.split_once(']').context("no CPU")?;
-        let (at, _) = rest.split_once(": ").context("no time")?;
-        let at: f64 = at.split_whitespace().last().context("no time")?.parse()?;
-        let second = (at - *first.get_or_insert(at)) as u64;
-        let cpu: u32 = cpu.parse()?;
-        seconds.entry(second).or_default().insert(cpu / 2);
-    }
-    let mut sorted: Vec<_> = seconds.range(..SECONDS).map(|(_, c)| c.len()).collect();
-    sorted.sort();
-    let median = sorted.get(sorted.len() / 2);
-    median.copied().context("the load never ran")
+    Ok(fidelity.busy_ns())
 }
 
 /// Runs the load and prints the scheduler's line of the table.
@@ -78,7 +48,7 @@ fn measure(guest: &mut Guest, name: &str) -> Result<()> {
     let script = format!(
         "cd /sys/kernel/tracing; (sleep 3; echo > trace; echo 1 > tracing_on; \
          cat /proc/uptime > /tmp/from; sleep {SECONDS}; cat /proc/uptime > /tmp/to; \
-         echo 0 > tracing_on) & {FRAMES} --seconds {} --json; code=$?; wait; \
+         echo 0 > tracing_on) & {FRAMES_OF_16} --seconds {} --json; code=$?; wait; \
          [ $code = 0 -o $code = 2 ]",
         SECONDS + 4
     );
@@ -92,14 +62,12 @@ fn measure(guest: &mut Guest, name: &str) -> Result<()> {
         .collect::<Result<_, _>>()?;
     ensure!(times.len() == 4, "{times:?}");
     let idle = (times[3] - times[1]) / ((times[2] - times[0]) * CPUS);
-    let trace = shell(guest, "grep -v '^#' /sys/kernel/tracing/trace")?;
+    let (cores, _) = cores_in_seconds(&read_trace(guest)?, THREADS)?;
     let most = f64::from(*after.keys().last().context("a frequency")?);
     let [mut seconds, mut cycles, mut energy] = [0.0; 3];
     for (mhz, total) in &after {
-        let (spent, part) = (
-            total - before.get(mhz).unwrap_or(&0.0),
-            f64::from(*mhz) / most,
-        );
+        let spent = (total - before.get(mhz).unwrap_or(&0)) as f64 / 1e9;
+        let part = f64::from(*mhz) / most;
         seconds += spent;
         cycles += spent * f64::from(*mhz);
         energy += spent * part * (volts(part) / volts(1.0)).powi(2);
@@ -107,7 +75,7 @@ fn measure(guest: &mut Guest, name: &str) -> Result<()> {
     println!(
         "| {name} | {:.1} % | {} | {:.0} MHz | {energy:.2} | {} | {:.1} ms | {:.1} ms |",
         idle * 100.0,
-        cores(&trace)?,
+        cores,
         cycles / seconds,
         number(&told, "/missed")?,
         number(&told, "/latency_us/p50")? / 1e3,
@@ -123,12 +91,7 @@ fn power_table_with_peers() -> Result<()> {
     let tree = files::source_tree().context("the source tree")?;
     let peers = ["scx_cosmos", "scx_lavd"].map(|peer| tree.join("target/peers/bin").join(peer));
     let mut guest = boot_for_magpie(MACHINE, |options| options.files.extend(peers))?;
-    shell(
-        &mut guest,
-        "cd /sys/kernel/tracing && echo 0 > tracing_on && \
-         echo 'next_comm == \"magpie-load\"' > events/sched/sched_switch/filter && \
-         echo 1 > events/sched/sched_switch/enable",
-    )?;
+    shell(&mut guest, PREPARE)?;
     println!("| scheduler | idle | cores | frequency | energy | missed | median | latest |");
     measure(&mut guest, "EEVDF")?;
     for command in [

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{VT8, boot_for_magpie, shell, under};
+use magpie_tests::scheduler::{VT8, boot_for_magpie, shell, traced, under};
 
 /// The target for the highest performance.
 const ALL: u32 = 1024;
@@ -102,11 +102,7 @@ fn field<T: FromStr>(line: &str, name: &str) -> Option<T> {
 /// Reads a line of the trace: no event, one, or the end of idleness and the load that ends it.
 fn parse(line: &str) -> Result<Vec<(f64, u32, Event)>> {
     let read = || {
-        let (_, rest) = line.split_once('[')?;
-        let (cpu, rest) = rest.split_once(']')?;
-        let (at, _) = rest.split_once(": ")?;
-        let at: f64 = at.split_whitespace().last()?.parse().ok()?;
-        let cpu: u32 = cpu.parse().ok()?;
+        let (at, cpu) = traced(line)?;
         if line.contains(" target: ") {
             let target = Event::Target(field(line, "perf=")?);
             return Some(vec![(at, field(line, "cpu=")?, target)]);

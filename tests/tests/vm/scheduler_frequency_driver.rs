@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{boot_for_magpie, shell, under};
+use magpie_tests::scheduler::{boot_for_magpie, shell, traced, under};
 
 /// Two LLCs of four cores of two threads, in virtual time.
 const MACHINE: &str = "vt16freq";
@@ -87,11 +87,8 @@ fn seconds_to_the_highest(guest: &mut Guest) -> Result<f64> {
     )?;
     let mut busy = None;
     for line in trace.lines() {
-        let (_, rest) = line.split_once('[').context("no CPU")?;
-        let (cpu, rest) = rest.split_once(']').context("no CPU")?;
-        let (at, _) = rest.split_once(": ").context("no time")?;
-        let at: f64 = at.split_whitespace().last().context("no time")?.parse()?;
-        if cpu == "006" && line.contains(" sched_switch: ") {
+        let (at, cpu) = traced(line).with_context(|| format!("read {line:?}"))?;
+        if cpu == 6 && line.contains(" sched_switch: ") {
             busy = Some(at);
         }
         if line.contains(&format!("cpu_frequency: state={MOST}000 cpu_id=6")) {

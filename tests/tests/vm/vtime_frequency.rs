@@ -24,8 +24,7 @@ fn set(guest: &mut Guest, mhz: u32) -> Result<()> {
 /// Returns for how long all CPUs were busy at a frequency.
 fn busy_ns(guest: &Guest, mhz: u32) -> Result<i64> {
     let fidelity = guest.fidelity()?.context("a machine in virtual time")?;
-    let counts = fidelity.vcpus.iter().filter_map(|v| v.frequency.as_ref());
-    Ok(counts.filter_map(|f| f.busy_ns.get(&mhz)).sum())
+    Ok(fidelity.busy_ns().get(&mhz).copied().unwrap_or(0))
 }
 
 #[test]
@@ -79,7 +78,7 @@ fn schedutil_follows_the_load_and_a_deterministic_machine_repeats_it() -> Result
         taskset -c 2 sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; \
         cat policy2/scaling_cur_freq'; \
         taskset -c 4 sh -c 'for i in 1 2 3 4 5 6 7 8 9 10; do read x < /proc/uptime; sleep 0.02; \
-        done; cat policy4/scaling_cur_freq'; cat policy*/scaling_cur_freq; cat /proc/uptime";
+        done; read x < policy4/scaling_cur_freq; echo $x'; cat policy*/scaling_cur_freq; cat /proc/uptime";
     let first = run_batch(&machine, job)?;
     let second = run_batch(&machine, job)?;
     println!("{}", first.output);
@@ -87,8 +86,7 @@ fn schedutil_follows_the_load_and_a_deterministic_machine_repeats_it() -> Result
     let khz: Vec<f64> = lines.filter_map(|line| line.trim().parse().ok()).collect();
     ensure!(khz.len() == 18, "{}", first.output);
     ensure!(khz[0] > 3_190_000.0, "a hog had {} kHz", khz[0]);
-    // Half of the highest: the program that reads the frequency starts just then, and is a load, too.
-    ensure!(khz[1] < 1_600_000.0, "a light load had {} kHz", khz[1]);
+    ensure!(khz[1] < 1_000_000.0, "a light load had {} kHz", khz[1]);
     ensure!(first.code == 0, "{}", first.output);
     assert_eq!(first.output, second.output);
     assert_eq!(first.fidelity.vcpus, second.fidelity.vcpus);

@@ -82,7 +82,7 @@ struct cpu_state {
 	u32 utilisation; /* see portable/perf.h */
 	u32 capacity; /* as the kernel had it when the timer last looked */
 	u16 must_look; /* when the next task begins to run */
-	u16 untold; /* another CPU set the target: this one's governor may not know it */
+	u16 untold; /* the governor may not know the target */
 
 	/* Lines of their own: only this CPU writes them, user space adds them up. */
 	u64 events[NR_EVENTS] __attribute__((aligned(64)));

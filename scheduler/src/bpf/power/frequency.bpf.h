@@ -52,8 +52,9 @@
  * not: without this, one that had run a hog stayed at its highest frequency while it had little to do.
  *
  * What it does not do: choose CPUs by their frequency, or know that CPUs share one. The governor
- * takes the highest target of the CPUs that do. A real-time task that begins on an idle CPU is not
- * seen here; the governor itself knows of it.
+ * takes the highest target of the CPUs that do. A real-time task that begins on an idle CPU raises
+ * no target here: the governor itself knows of it. It may miss the task's end, so the CPU sets its
+ * target again after it, step or not.
  */
 #ifndef __MAGPIE_FREQUENCY_BPF_H
 #define __MAGPIE_FREQUENCY_BPF_H
