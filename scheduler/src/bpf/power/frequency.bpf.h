@@ -143,13 +143,24 @@ static __always_inline void set_target(struct cpu_state *state, s32 cpu, u32 per
 static __always_inline void want_perf(struct cpu_state *state, s32 cpu, u32 wanted, u32 capacity,
 				      u64 now)
 {
+	bool is_soon;
+
 	if (!READ_ONCE(state->untold) && !is_perf_step(state->perf_target, wanted, capacity))
 		return;
 
-	if (may_set_target(&state->target_due, now, wanted > state->perf_target))
-		set_target(state, cpu, wanted);
-	else
+	is_soon = state->target_due > now;
+	if (!may_set_target(&state->target_due, now, wanted > state->perf_target)) {
 		count_event(state, EVENT_TARGET_LIMITED, 1);
+		return;
+	}
+
+	set_target(state, cpu, wanted);
+	/*
+	 * schedutil drops a call that comes too soon after a change of the frequency: set the target
+	 * again once the limit lets it.
+	 */
+	if (is_soon)
+		WRITE_ONCE(state->untold, 1);
 }
 
 /* The next measurement counts from here. */
