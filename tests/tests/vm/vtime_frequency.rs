@@ -77,16 +77,19 @@ fn schedutil_follows_the_load_and_a_deterministic_machine_repeats_it() -> Result
     let job = "cd /sys/devices/system/cpu/cpufreq; sleep 0.2; \
         taskset -c 2 sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; \
         cat policy2/scaling_cur_freq'; \
-        taskset -c 4 sh -c 'for i in 1 2 3 4 5 6 7 8 9 10; do read x < /proc/uptime; sleep 0.02; \
-        done; read x < policy4/scaling_cur_freq; echo $x'; cat policy*/scaling_cur_freq; cat /proc/uptime";
+        taskset -c 4 sh -c 'for i in 1 2 3 4 5 6 7 8 9 10 11; do sleep 0.02; \
+        read x < policy4/scaling_cur_freq; echo $x; done'; cat policy*/scaling_cur_freq; cat /proc/uptime";
     let first = run_batch(&machine, job)?;
     let second = run_batch(&machine, job)?;
     println!("{}", first.output);
     let lines = first.output.lines();
     let khz: Vec<f64> = lines.filter_map(|line| line.trim().parse().ok()).collect();
-    ensure!(khz.len() == 18, "{}", first.output);
+    ensure!(khz.len() == 28, "{}", first.output);
     ensure!(khz[0] > 3_190_000.0, "a hog had {} kHz", khz[0]);
-    ensure!(khz[1] < 1_000_000.0, "a light load had {} kHz", khz[1]);
+    // The kernel guesses the utilization of a process that begins, so a single look may see more.
+    let mut light = khz[1..12].to_vec();
+    light.sort_by(f64::total_cmp);
+    ensure!(light[5] < 1_000_000.0, "a light load had {light:?} kHz");
     ensure!(first.code == 0, "{}", first.output);
     assert_eq!(first.output, second.output);
     assert_eq!(first.fidelity.vcpus, second.fidelity.vcpus);
