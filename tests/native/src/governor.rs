@@ -56,9 +56,8 @@ pub struct Input {
     pub total: u32,
     /// Time that the host took, in 1/100 of a percent of the counted time.
     pub steal: u32,
-    /// Average of cores busy, steal time included, in 1/100 of a core.
-    pub wanted: u32,
-    /// The same while there was work.
+    /// Average of cores busy while there was work, steal time included, in 1/100 of a core; 0 if the
+    /// work was too short to tell.
     pub busy: u32,
     /// Cores that the host gave while there was work, in 1/100 of a core.
     pub given: u32,

@@ -26,11 +26,10 @@ fn inputs() -> impl Strategy<Value = Input> {
     let steal = prop_oneof![0..=400u32, 0..=10_000u32, any::<u32>()];
     let cores = || prop_oneof![0..=1000u32, 0..=MOST_CORES * 100, any::<u32>()];
     let total = prop_oneof![1..=4u32, 1..=MOST_CORES];
-    let observed = (total, steal, cores(), cores(), cores(), 0..=25u32);
-    observed.prop_map(|(total, steal, wanted, busy, given, doubt)| Input {
+    let observed = (total, steal, cores(), cores(), 0..=25u32);
+    observed.prop_map(|(total, steal, busy, given, doubt)| Input {
         total,
         steal,
-        wanted,
         busy,
         given,
         doubt,
@@ -51,7 +50,6 @@ fn period(total: u32, wants: u32, gives: u32, cores: u32) -> Input {
     Input {
         total,
         steal: (busy - given) * 10_000 / cores,
-        wanted: busy * 100,
         busy: busy * 100,
         given: given * 100,
         doubt: 0,
@@ -219,7 +217,6 @@ fn period_by_vcpus(total: u32, host: u32, neighbours: u32, cores: u32) -> Input 
     Input {
         total,
         steal: (100 * cores - given) * 100 / cores,
-        wanted: cores * 100,
         busy: cores * 100,
         given,
         doubt: 0,
@@ -284,9 +281,9 @@ fn direct_comes_back_in_growing_steps() {
     );
 }
 
-/// No probe asks for cores that the guest does not want.
+/// No probe asks for cores that the guest's work does not keep busy.
 #[test]
-fn direct_asks_only_for_what_is_wanted() {
+fn direct_asks_only_for_what_work_keeps_busy() {
     let mut state = state_with(8);
     let cores = run(Kind::Direct, &mut state, 100, 64, 4, 64);
     assert!(cores.iter().all(|&cores| cores == 8), "{cores:?}");

@@ -183,6 +183,47 @@ fn scx_magpie_does_not_give_way_where_that_costs_it_its_share() -> Result<()> {
     Ok(())
 }
 
+/// A guest gives way to a busy neighbour, and takes the host back once the neighbour is done, although
+/// its own work comes in bursts from then on: each is shorter than the governor's period, and uses all
+/// of the one CPU that is preferred.
+#[test]
+fn work_in_bursts_takes_back_a_host_that_is_free_again() -> Result<()> {
+    let busy = "magpie-load hogs --count 8 --seconds 4 >/dev/null";
+    let bursts = format!(
+        "{busy}; scx_magpie preferred; for i in 1 2 3 4 5 6; do sleep 2; \
+         magpie-load hogs --count 8 --seconds 0.4 >/dev/null; done; scx_magpie preferred"
+    );
+    let mut guests = [guest("ours", &bursts)?, guest("neighbour", busy)?];
+    for guest in &mut guests {
+        guest.options.machine = Machine::find("vt8on2")?;
+    }
+    guests[0].options.files.push(program("scx_magpie")?);
+    guests[0].scheduler = Some(vec!["/bin/scx_magpie".to_string()]);
+    let host = Host {
+        start_seconds: Host::START_SECONDS,
+        ..host()
+    };
+    let outcomes = run_on(&host, &guests)?;
+    let output = &outcomes[0].output;
+    let preferred: Vec<_> = output
+        .lines()
+        .filter_map(|line| line.strip_prefix("preferred CPUs "))
+        .collect();
+    println!("{preferred:?}");
+    ensure!(preferred.len() == 2, "{output}");
+    ensure!(
+        preferred[0].contains(" 0 of 0-7"),
+        "beside a busy neighbour: {}",
+        preferred[0]
+    );
+    ensure!(
+        preferred[1].contains(" 0-1 of 0-7"),
+        "on a host that is free again: {}",
+        preferred[1]
+    );
+    Ok(())
+}
+
 #[test]
 fn a_guest_in_the_background_ends_with_the_others() -> Result<()> {
     let mut background = guest("background", &format!("while :; do {BUSY}; done"))?;

@@ -145,7 +145,8 @@ struct preferred_sums {
 	/* Since the last look, ns: its length, and of the preferred CPUs. */
 	u64 span, busy_in_look, late_in_look, steal_in_look;
 	u64 longest_busy; /* of the preferred CPU that was busy for longest */
-	u32 given; /* average number of busy cores without the time that the host took, 1/100 */
+	u32 wanted; /* average number of busy cores, 1/100 */
+	u32 given; /* the same without the time that the host took */
 	u32 counted; /* preferred CPUs */
 	u32 threads, cores; /* online */
 	u32 used; /* cores preferred */
@@ -314,6 +315,12 @@ static __always_inline u32 steal_source(void)
 	return preferred_status.kernel_steal_ns ? STEAL_SOURCE_KERNEL : STEAL_SOURCE_ESTIMATE;
 }
 
+/* Return whether a preferred CPU was busy for as long as a look. Less work tells little. */
+static __always_inline bool has_worked_for_long(void)
+{
+	return preferred_sums.longest_busy >= preferred_settings.period_ns / LOOKS;
+}
+
 /*
  * Add up all CPUs for the governor. @elapsed: since the period began, ns. Return the steal time since
  * the last look, 1/100 of a percent.
@@ -345,7 +352,7 @@ static __always_inline u32 observe(struct governor_input *input, u64 elapsed, u6
 	threads = sums->threads;
 	core_ns = elapsed * threads / input->total ?: 1;
 	input->steal = taken * 10000 / (sums->counted * elapsed ?: 1);
-	input->wanted = sums->busy * 100 / core_ns;
+	sums->wanted = sums->busy * 100 / core_ns;
 	sums->given = (sums->busy - taken) * 100 / core_ns;
 
 	/*
@@ -354,7 +361,7 @@ static __always_inline u32 observe(struct governor_input *input, u64 elapsed, u6
 	 * middle of it got half of its two cores, and lost one of them for that.
 	 */
 	core_ns = sums->longest_busy * threads / input->total ?: 1;
-	input->busy = sums->busy * 100 / core_ns;
+	input->busy = has_worked_for_long() ? sums->busy * 100 / core_ns : 0;
 	input->given = (sums->busy - taken) * 100 / core_ns;
 
 	return recent * 10000 / (sums->counted * sums->span ?: 1);
@@ -363,8 +370,7 @@ static __always_inline u32 observe(struct governor_input *input, u64 elapsed, u6
 /* Return whether not to wait for the end of the period: much was taken, and for as long as a look. */
 static __always_inline bool is_alarming(u32 recent)
 {
-	return recent >= ALARM * preferred_settings.high &&
-	       preferred_sums.longest_busy >= preferred_settings.period_ns / LOOKS;
+	return recent >= ALARM * preferred_settings.high && has_worked_for_long();
 }
 
 /* Have the monitor look at settings and online CPUs before its next look is due. */
@@ -455,7 +461,7 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 	end_period(now);
 	preferred_status.last_period = now;
 	preferred_status.steal = input.steal;
-	preferred_status.wanted = input.wanted;
+	preferred_status.wanted = preferred_sums.wanted;
 	preferred_status.given = preferred_sums.given;
 	preferred_status.total = input.total;
 

@@ -8,7 +8,11 @@
  *
  *   step    one core less above `high`, one more below `low`, as published
  *   direct  above `high` at once down to what the host gave, where three quarters of a core count
- *           as one; below `low` up by 1, 2, 4, ... while all cores in use are wanted
+ *           as one; below `low` up by 1, 2, 4, ... while work keeps all cores in use busy
+ *
+ * `direct` judges by the time in which there was work, upwards as downwards. When it went up by the
+ * average of the whole period, work of a third of a second every four seconds kept the one core that an
+ * unlucky first look had left it, beside a second one that the host had free: it took twice as long.
  *
  * Both governors probe: they use more cores for a period, because nothing else shows whether the
  * host has more to give. If the host answers with steal time, the probe has failed, and the wait
@@ -76,9 +80,8 @@ struct governor_state {
 struct governor_input {
 	u32 total; /* online cores, at least 1 */
 	u32 steal; /* taken by the host, 1/100 of a percent of the counted time */
-	u32 wanted; /* average of cores busy, 1/100 of a core, steal included */
 	/* While there was work, 1/100 of a core: */
-	u32 busy; /* average of cores busy, steal included */
+	u32 busy; /* average of cores busy, steal included; 0 if the work was too short to tell */
 	u32 given; /* cores that the host gave */
 	u32 doubt; /* by how much that may be too low */
 };
@@ -169,7 +172,7 @@ static inline u32 governor_grow(const struct governor_config *config, struct gov
 		return state->cores;
 
 	if (config->kind == GOVERNOR_DIRECT) {
-		if (input->wanted < state->cores * ALL_IN_USE)
+		if (input->busy < state->cores * ALL_IN_USE)
 			return state->cores;
 		more = state->growth;
 		state->growth *= 2;
