@@ -176,7 +176,8 @@ u32 magpie_set_bit(struct magpie_machine *of, u32 cpu, bool is_set)
 int magpie_choose_cpu(struct magpie_machine *of, struct task_struct *task, struct placement *at)
 {
 	machine = of;
-	return choose_cpu(at, task);
+	at->cpu = at->previous;
+	return take(at, task, at->previous) ? STEP_PREVIOUS : choose_other_cpu(at, task);
 }
 
 u32 magpie_llc_by_distance(u32 llc, u32 i, u32 first, u32 nr, u32 all)

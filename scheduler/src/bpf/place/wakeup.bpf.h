@@ -75,6 +75,18 @@ static __always_inline s32 place_plainly(struct task_struct *p, s32 prev_cpu, u6
 	return cpu >= 0 ? cpu : queue_for(p, prev_cpu);
 }
 
+/* Note which moves are worth their cost to a task that its previous CPU does not take. */
+static __always_inline void weigh_moves(struct placement *at, const struct task_state *ts,
+					s32 prev_cpu)
+{
+	at->may_go_far = (ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS ||
+			  !READ_ONCE(state_of(prev_cpu)->sleeps_soon)) &&
+			 would_wait_for_longer(ts, prev_cpu, at->now);
+	at->core_is_worth_it = wants_idle_core() &&
+			       (ts->cpu < 0 || ts->avg_burst >= WORTH_A_CORE_NS) &&
+			       is_worth_a_far_core(ts);
+}
+
 /*
  * Choose a CPU in the order above. @runs_next is set if the task need not pass the queue: the CPU
  * is idle and claimed for it, or the waker leaves the CPU.
@@ -95,16 +107,17 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 		.is_sync = wake_flags & SCX_WAKE_SYNC,
 		.wants_core = wants_idle_core(),
 		.wants_fast = is_hybrid && ts->avg_burst >= slice_ns / 2,
-		.may_go_far = (ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS ||
-			       !READ_ONCE(state_of(prev_cpu)->sleeps_soon)) &&
-			      would_wait_for_longer(ts, prev_cpu, now),
-		.core_is_worth_it = wants_idle_core() &&
-				    (ts->cpu < 0 || ts->avg_burst >= WORTH_A_CORE_NS) &&
-				    is_worth_a_far_core(ts),
 		.outlasts_waker = ts->avg_burst >= WORTH_A_CORE_NS,
 		.may_preempt = p->policy != SCHED_IDLE,
 	};
-	u32 step = choose_cpu(&at, p);
+	u32 step;
+
+	if (take(&at, p, at.previous)) {
+		step = STEP_PREVIOUS;
+	} else {
+		weigh_moves(&at, ts, prev_cpu);
+		step = choose_other_cpu(&at, p);
+	}
 
 	note_wakeup(state, at.now);
 	if (move_cost_enabled && ts->cpu >= 0 && step != STEP_QUEUE)

@@ -268,15 +268,14 @@ __proved_once int search_idle(struct placement *at __arg_nonnull,
 }
 
 /*
- * Ask the CPUs in the order of enum wakeup_step, until one takes the task. Returns the step;
- * at->cpu is the CPU, which is claimed unless the step is STEP_WAKER or STEP_QUEUE.
+ * The task's previous CPU does not take it: ask the others in the order of enum wakeup_step, until
+ * one does. Returns the step; at->cpu is the CPU, which is claimed unless the step is STEP_WAKER or
+ * STEP_QUEUE.
  */
-static inline int choose_cpu(struct placement *at, struct task_struct *task)
+static inline int choose_other_cpu(struct placement *at, struct task_struct *task)
 {
 	at->cpu = at->previous;
 
-	if (take(at, task, at->previous))
-		return STEP_PREVIOUS;
 	if (at->recent != NO_CPU && at->recent != at->previous && at->recent != at->waker &&
 	    cpu_to_llc(at->recent) == cpu_to_llc(at->waker) && take(at, task, at->recent))
 		return STEP_RECENT;
