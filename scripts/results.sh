@@ -101,6 +101,9 @@ measure_all() {
 		--sched "$plain,scx_magpie" "${baseline[@]}" --workload primesieve,x265,sqlite \
 		--set limit=3e9 --set threads=50% --set jobs=50% \
 		--set width=1280 --set height=720 --set frames=20 --rounds 4
+	slow overcommit-vt8on2 --in vtime --machine vt8on2 \
+		--sched 'by-hand=eevdf{boot:maxcpus=2},scx_magpie,scx_magpie --no-preferred' \
+		--workload hackbench --set groups=1,4 --set loops=400 --rounds 4
 	slow hackbench-flat8 --in vm --machine flat8 --sched scx_magpie \
 		--workload hackbench --groups 1,4 --loops 50 --rounds 7
 	# On two CPUs of the host, which `make` names: a guest with more vCPUs is then overcommitted.
