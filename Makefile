@@ -40,8 +40,13 @@ test: setup ## run all tests
 	@scripts/setup.sh packages
 	@scripts/test.sh
 
-mutants: setup ## put small faults into the BPF side, each of which a test must find (VM=1: all, WORDS)
-	cargo run --release --package magpie-tests --bin mutate -- $(if $(VM),--vm) $(WORDS)
+MUTATE_VM = $(if $(VM),$(if $(filter only,$(VM)),--vm-only,--vm))
+
+mutants: setup ## put small faults into the BPF side, each of which a test must find (VM=1: all, VM=only, WORDS)
+	cargo run --release --package magpie-tests --bin mutate -- $(MUTATE_VM) $(WORDS)
+
+soak: setup ## try to break the scheduler, with scenes from a seed (MAGPIE_SOAK_SECONDS, MAGPIE_SEED, MAGPIE_MACHINE)
+	cargo run --release --package magpie-tests --bin soak
 
 results: build ## measure docs/results/ and make the tables of docs/results.md (ONLY="NAME...", FORCE=1)
 	@ONLY="$(ONLY)" FORCE="$(FORCE)" TWO_CPUS="$(TWO_CPUS)" scripts/results.sh
@@ -115,4 +120,5 @@ deb: setup ## make Debian packages in target/deb/, and check them with lintian
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test mutants results gate install uninstall book deb
+export MAGPIE_SOAK_SECONDS MAGPIE_SOAK_MINUTES MAGPIE_SEED MAGPIE_MACHINE
+.PHONY: help setup build run test mutants soak results gate install uninstall book deb

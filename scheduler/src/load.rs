@@ -26,6 +26,7 @@ use crate::options::Settings;
 use crate::power::Level;
 use crate::preferred::Change;
 use crate::preferred_bpf;
+use crate::privileges::Loading;
 use crate::readiness;
 use crate::topology::{self, NO_PLACE, Tables};
 use crate::virtual_machine::is_virtual_machine;
@@ -44,7 +45,7 @@ pub fn load<'a>(
     level: Level,
     object: &'a mut MaybeUninit<OpenObject>,
 ) -> Result<BpfSkel<'a>> {
-    scx_utils::try_set_rlimit_infinity();
+    let _loading = Loading::begin()?;
     let tables = topology::lay_out(&topology::describe_host()?)?;
     announce(&tables);
 

@@ -15,6 +15,7 @@
 //! | `virtual_machine.rs` | whether there is a host that can take CPU time away |
 //! | `topology.rs` | where each CPU is, in the form that the BPF side searches |
 //! | `load.rs` | settings and topology into the BPF object, and its load |
+//! | `privileges.rs` | the rights that are kept, and when they are used |
 //! | `scheduler.rs` | the running scheduler: attach, serve, take down |
 //! | `service.rs` | what systemd is told |
 //! | `readings.rs` | the BPF side's memory, read |
@@ -54,6 +55,7 @@ mod options;
 mod power;
 mod preferred;
 mod preferred_bpf;
+mod privileges;
 mod readiness;
 mod readings;
 mod scheduler;
@@ -115,9 +117,10 @@ fn run() -> Result<()> {
     }
 
     start_logging(options.settings.log.verbose)?;
-    let stop = stop_on_signal()?;
     let host = Host::default();
     host.check()?;
+    privileges::keep_few()?;
+    let stop = stop_on_signal()?;
     host_state::recover(&host.root)?;
     if let Some(interval) = options.settings.stats {
         monitor_in_background(Duration::from_secs_f64(interval));

@@ -25,6 +25,7 @@ use crate::kernel_mask::KernelMask;
 use crate::power::{Level, PowerSource};
 use crate::preferred::{Change, PreferredStatus};
 use crate::preferred_bpf;
+use crate::privileges::Loading;
 use crate::readings;
 use crate::service::Watchdog;
 use crate::stats::{self, Answer, Request};
@@ -80,6 +81,7 @@ impl<'a> Scheduler<'a> {
         let stats = StatsServer::new(stats::server_data())
             .launch()
             .context("serving statistics; run as root, where /var/run can be written")?;
+        let loading = Loading::begin()?;
         let link = match scx_ops_attach!(skel, magpie_ops) {
             Ok(link) => link,
             Err(error) => {
@@ -92,6 +94,7 @@ impl<'a> Scheduler<'a> {
                 ));
             }
         };
+        drop(loading);
         info!("scx_magpie is the scheduler now");
         let mut scheduler = Scheduler {
             skel,

@@ -8,6 +8,7 @@
 pub mod limit;
 pub mod mutations;
 pub mod scheduler;
+pub mod soak;
 pub mod verifier;
 
 use std::ops::{Deref, DerefMut};
@@ -99,6 +100,12 @@ pub fn boot(machine: &str, change: impl FnOnce(&mut GuestOptions)) -> Result<Tes
 pub fn boot_alone(machine: &str, change: impl FnOnce(&mut GuestOptions)) -> Result<TestGuest> {
     let options = options(machine, change)?;
     boot_in(HOST.take(Host::PARTS), &options)
+}
+
+/// As [`boot`], with all options.
+pub fn boot_machine(options: GuestOptions) -> Result<TestGuest> {
+    build_agent()?;
+    boot_in(share_of(&options.machine), &options)
 }
 
 /// Returns the options of a preset, with those that `change` sets.

@@ -21,6 +21,7 @@ mod pipe;
 mod programs;
 mod services;
 mod spread;
+mod starvation;
 mod stream;
 mod sys;
 mod times;
@@ -69,6 +70,7 @@ enum Load {
     IdleWatch(idle_watch::Args),
     Wakeup(wakeup::Args),
     CoreSharing(core_sharing::Args),
+    Starvation(starvation::Args),
     /// Print the manual page
     #[command(hide = true)]
     Man,
@@ -127,6 +129,7 @@ fn run(load: Load) -> Result<bool> {
         Load::IdleWatch(args) => (idle_watch::run(&args)?, args.json),
         Load::Wakeup(args) => (wakeup::run(&args)?, args.json),
         Load::CoreSharing(args) => (core_sharing::run(&args)?, args.json),
+        Load::Starvation(args) => (starvation::run(&args)?, args.json),
         Load::Man => return print_manual(),
     };
     if json {

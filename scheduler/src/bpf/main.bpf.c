@@ -54,6 +54,15 @@
  *                                                 ^                   |
  *                                                 +-- slice used up --+
  */
+
+/*
+ * libbpf cannot tell the version of a kernel such as 7.3-cloud-amd64, which has no third number, and
+ * loads no object that asks for it. The headers ask in is_migration_disabled(), which tries how
+ * kernels behave if the version is older than 6.18. A weak option that no kernel has is 0.
+ */
+#define LINUX_KERNEL_VERSION CONFIG_MAGPIE_KERNEL_VERSION
+extern int CONFIG_MAGPIE_KERNEL_VERSION __attribute__((section(".kconfig"), weak));
+
 #include <scx/common.bpf.h>
 #include "intf.h"
 

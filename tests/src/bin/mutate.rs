@@ -1,7 +1,7 @@
-//! `mutate [--vm] [WORD...]`: applies the mutations of `mutations.rs` to a copy of the tree, one at a
+//! `mutate [--vm | --vm-only] [WORD...]`: applies the mutations of `mutations.rs` to a copy of the tree, one at a
 //! time, and runs the test that must find each. `make mutants` runs it.
 //!
-//! Without `--vm` only the mutations that native tests find. With words, only mutations in whose
+//! Without `--vm` only the mutations that native tests find, with `--vm-only` only the others. With words, only mutations in whose
 //! description all of them occur. The exit code is 1 if a test did not find its mutation, or if a
 //! mutant was not built.
 
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use magpie_lab::{files, git};
 use magpie_tests::mutations::{Finder, MUTATIONS, Mutation};
 
@@ -18,13 +18,18 @@ fn main() -> Result<ExitCode> {
     let (options, words): (Vec<String>, Vec<String>) = std::env::args()
         .skip(1)
         .partition(|argument| argument.starts_with("--"));
-    ensure!(
-        options.iter().all(|option| option == "--vm"),
-        "usage: mutate [--vm] [WORD...]"
-    );
+    let (native, machine) = match &options[..] {
+        [] => (true, false),
+        [option] if option == "--vm" => (true, true),
+        [option] if option == "--vm-only" => (false, true),
+        _ => bail!("usage: mutate [--vm | --vm-only] [WORD...]"),
+    };
     let chosen = MUTATIONS.iter().filter(|mutation| {
-        let is_native = matches!(mutation.finder, Finder::Native(..));
-        (is_native || !options.is_empty())
+        let is_chosen = match mutation.finder {
+            Finder::Native(..) => native,
+            Finder::Machine(..) => machine,
+        };
+        is_chosen
             && words
                 .iter()
                 .all(|word| mutation.fault.contains(word.as_str()))

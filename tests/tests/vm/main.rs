@@ -43,6 +43,7 @@ mod scheduler_stranded;
 mod scheduler_survival;
 mod scheduler_throttled;
 mod scheduler_wakeup;
+mod soak;
 mod trace;
 mod vtime_frequency;
 mod vtime_guests;

@@ -154,8 +154,18 @@ fn install_and_start(guest: &mut Guest, packages: &[PathBuf]) -> Result<()> {
          done; systemctl status magpie-export; exit 1",
     )?;
     ensure!(metrics.contains("\nmagpie_up 1"), "{metrics}");
-    let security = "systemd-analyze security --no-pager scx_magpie magpie-export";
-    println!("{}", shell(guest, security)?);
+    for unit in ["scx_magpie", "magpie-export"] {
+        let security = shell(
+            guest,
+            &format!("systemd-analyze security --no-pager {unit}"),
+        )?;
+        let level = security
+            .split_once("Overall exposure level for ")
+            .and_then(|(_, level)| level.split(' ').nth(1)?.parse::<f64>().ok())
+            .with_context(|| security.clone())?;
+        println!("{unit}: exposure level {level}");
+        ensure!(level < 3.0, "{security}");
+    }
     Ok(())
 }
 

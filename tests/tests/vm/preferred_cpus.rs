@@ -354,3 +354,22 @@ fn alone_it_loads_no_other_mechanism() -> Result<()> {
     }
     guest.into_guest().shutdown()
 }
+
+/// Where no CPU is withheld, one that comes online is not, either, even if a period of the governor
+/// ended without it.
+#[test]
+fn a_cpu_that_comes_back_is_preferred() -> Result<()> {
+    let mut guest = boot_for_magpie("vt2", |_| {})?;
+    under(&mut guest, "scx_magpie", |guest| {
+        for _ in 0..3 {
+            set_online(guest, 1, false)?;
+            shell(guest, "sleep 1.3")?;
+            set_online(guest, 1, true)?;
+            shell(guest, "sleep 0.05")?;
+            let status = preferred(guest, "")?;
+            ensure!(status["preferred"] == "0-1", "{status}");
+        }
+        Ok(())
+    })?;
+    guest.into_guest().shutdown()
+}

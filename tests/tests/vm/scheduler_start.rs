@@ -266,6 +266,114 @@ fn check_says_what_would_be_active() -> Result<()> {
     guest.into_guest().shutdown()
 }
 
+/// A library that gives programs the names of a kernel whose release has two numbers, as Debian calls
+/// its release candidates. No other part of such a kernel matters to libbpf.
+const TWO_NUMBERS: &str = r##"
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+int uname(struct utsname *names)
+{
+	long error = syscall(SYS_uname, names);
+
+	strcpy(names->release, "7.3-cloud-amd64");
+	strcpy(names->version, "#1 SMP PREEMPT_DYNAMIC Debian 7.3~rc2-1~exp1 (2026-11-15)");
+	return error;
+}
+"##;
+
+/// libbpf cannot tell the version of such a kernel, and loads no object that asks for it.
+#[test]
+fn it_starts_on_a_kernel_whose_release_has_two_numbers() -> Result<()> {
+    let folder = tempfile::tempdir().context("a folder for the library")?;
+    let source = folder.path().join("names.c");
+    std::fs::write(&source, TWO_NUMBERS).context("write the library")?;
+    let library = folder.path().join("names.so");
+    let made = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .args([&library, &source])
+        .status()
+        .context("run cc")?;
+    ensure!(made.success(), "cc ended with {made}");
+    let mut guest = boot_for_magpie("tiny2", |options| options.files.push(library))?;
+    shell(
+        &mut guest,
+        "cp /boot/config-* /boot/config-7.3-cloud-amd64\n\
+         echo 7.3-cloud-amd64 > /tmp/release; mount --bind /tmp/release /proc/sys/kernel/osrelease\n\
+         printf '#!/bin/sh\\nLD_PRELOAD=/bin/names.so exec scx_magpie \"$@\"\\n' > /bin/renamed\n\
+         chmod +x /bin/renamed; renamed check",
+    )?;
+    under(&mut guest, "renamed", work)?;
+    guest.into_guest().shutdown()
+}
+
+/// Returns the capabilities of each thread of the scheduler, which are in lines such as `CapEff: 0`.
+fn capabilities(guest: &mut Guest, set: &str) -> Result<Vec<String>> {
+    let script = format!("grep -h ^{set} /proc/$(pidof scx_magpie)/task/*/status");
+    let lines = shell(guest, &script)?;
+    let masks = lines
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(1));
+    Ok(masks.map(String::from).collect())
+}
+
+/// A scheduler that runs has no capability in use, and can take up those two only with which it loads.
+/// It serves requests and changes the host without any. Another user gets no answer, even if root's
+/// mask lets others use new files.
+#[test]
+fn it_keeps_no_right_that_it_does_not_need() -> Result<()> {
+    const LOADING: &str = "000000c000000000";
+    const NONE: &str = "0000000000000000";
+    let mut guest = boot_for_magpie("tiny2", |options| {
+        options.files.push("/usr/bin/setpriv".into());
+    })?;
+    let start =
+        "printf '#!/bin/sh\\numask 0; exec scx_magpie \"$@\"\\n' > /bin/open; chmod +x /bin/open";
+    shell(&mut guest, start)?;
+    under(&mut guest, "open --preferred off", |guest| {
+        for (set, expected) in [
+            ("CapEff", NONE),
+            ("CapInh", NONE),
+            ("CapAmb", NONE),
+            ("CapPrm", LOADING),
+            ("CapBnd", LOADING),
+        ] {
+            let found = capabilities(guest, set)?;
+            println!("{set}: {found:?}");
+            ensure!(
+                found.len() > 1 && found.iter().all(|mask| mask == expected),
+                "{set} is {found:?}, not {expected}"
+            );
+        }
+        work(guest)?;
+        let told = shell(
+            guest,
+            "scx_magpie preferred --set 1; scx_magpie --stats-json; scx_magpie cpus",
+        )?;
+        ensure!(told.contains("preferred"), "{told}");
+        let mask = shell(guest, "cat /sys/devices/virtual/workqueue/cpumask")?;
+        ensure!(mask.trim() == "2", "workqueues do not follow: {mask}");
+
+        let other = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+        let command = format!("{other} scx_magpie --stats-json");
+        let (code, told) = code_and_output(guest, &command)?;
+        println!("{command}: {code}, {told}");
+        ensure!(code == 1 && told.contains("only root may ask"), "{told}");
+        // The socket itself refuses, too, and not only its folder.
+        let mode = shell(
+            guest,
+            "chmod 755 /run/scx /run/scx/root; stat -c %a /run/scx/root/stats",
+        )?;
+        ensure!(mode.trim() == "700", "the socket's mode is {mode}");
+        let (code, told) = code_and_output(guest, &command)?;
+        ensure!(code == 1 && told.contains("only root may ask"), "{told}");
+        Ok(())
+    })?;
+    guest.into_guest().shutdown()
+}
+
 /// Each fault of a host that `scx_magpie check` finds in files: how it is made for one process and
 /// its children, what names it, and what its remedy says.
 const FAULTS: &[(&str, &str, &str)] = &[

@@ -465,11 +465,14 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 	preferred_status.given = preferred_sums.given;
 	preferred_status.total = input.total;
 
-	if (steers)
-		cores = governor_next(&config, &governor, &input);
-	else
-		cores = governor.cores = nr_cores;
+	/*
+	 * If no online core is withheld, a core that comes online later is not, either. Otherwise it
+	 * would idle beside tasks that wait, until a probe.
+	 */
+	if (!steers || governor_next(&config, &governor, &input) >= input.total)
+		governor.cores = nr_cores;
 
+	cores = governor.cores;
 	if (cores != before)
 		preferred_status.changes++;
 	preferred_status.direction = cores < before ? -1 : cores > before;
