@@ -184,8 +184,10 @@ fn describe(rodata: &mut types::rodata, tables: &Tables) {
         to.node_first = from.node_first;
         to.node_llcs = from.node_llcs;
     }
-    let mut known = tables.cpus.iter().filter(|cpu| cpu.place != NO_PLACE);
-    rodata.is_hybrid = known.any(|cpu| u32::from(cpu.capacity) < magpie_limits_FAST_CAPACITY);
+    let known = tables.cpus.iter().filter(|cpu| cpu.place != NO_PLACE);
+    let slowest = known.map(|cpu| u32::from(cpu.capacity)).min();
+    rodata.slowest_capacity = slowest.unwrap_or(rodata.slowest_capacity);
+    rodata.is_hybrid = rodata.slowest_capacity < magpie_limits_FAST_CAPACITY;
     rodata.has_smt = tables.cpus.iter().any(|cpu| cpu.core_size > 1);
     rodata.nr_cores = tables.core_at_rank.len() as u32;
     rodata.core_at_rank[..tables.core_at_rank.len()].copy_from_slice(&tables.core_at_rank);

@@ -156,7 +156,8 @@ fn of_profile(text: &str) -> Level {
 pub fn limit_idle_resume(us: i32) -> Result<File> {
     pm::update_global_idle_resume_latency(us).context(
         "limiting the resume latency of idle CPUs by /dev/cpu_dma_latency; leave --idle-resume-us \
-         out, or let the service see the file: PrivateDevices=no in `systemctl edit scx_magpie`",
+         out, or let the service use the file: no PrivateDevices=, and \
+         DeviceAllow=/dev/cpu_dma_latency rw",
     )
 }
 

@@ -46,7 +46,8 @@ impl Unsupported {
             ),
             (
                 "utilization clamping (uclamp)",
-                "no effect on where a task runs; the CPU's frequency follows it under the governor schedutil",
+                "the CPU's frequency follows it under the governor schedutil; on a hybrid machine a task \
+                 that wakes, too",
                 (!clamps.is_empty()).then(|| clamps.join(", ")),
             ),
         ]

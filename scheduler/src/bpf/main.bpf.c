@@ -15,6 +15,7 @@
  *   base/runqueue.bpf.h       what the kernel's runqueue says
  *   base/clock.bpf.h          what time it is
  *   base/state.bpf.h          what is known of each CPU, LLC and task
+ *   base/uclamp.bpf.h         within which bounds the performance of a task is wanted
  *   base/hotplug.bpf.h        which CPUs may have tasks sent to them
  *   queue/fair.bpf.h          queue: vruntime, lag, clocks, deadlines
  *   queue/overloaded.bpf.h    queue: which CPUs have queued tasks for others
@@ -90,6 +91,7 @@ UEI_DEFINE(uei);
 #include "base/runqueue.bpf.h"
 #include "base/clock.bpf.h"
 #include "base/state.bpf.h"
+#include "base/uclamp.bpf.h"
 #include "base/hotplug.bpf.h"
 #include "queue/fair.bpf.h"
 #include "queue/overloaded.bpf.h"
@@ -183,7 +185,7 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 	join_cgroup(ts);
 	begin_slice(state, ts, cpu, in_turn, now);
 	idle_policy_begins(state, cpu, p);
-	perf_task_begins(state, cpu, p, ts, now);
+	perf_task_begins(state, p, ts, now);
 	stop_if_throttled(p, ts, cpu);
 }
 

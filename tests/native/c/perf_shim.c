@@ -10,6 +10,7 @@ u64 magpie_decay_after(u64 ns);
 u32 magpie_level_of(u64 busy, u64 span, u32 capacity, u32 frequency);
 u32 magpie_utilisation_after(u32 utilisation, u32 level, u64 span);
 u32 magpie_clamp_perf(u32 perf, u32 least, u32 most);
+u32 magpie_ramp_perf(u32 used, u64 beyond, u32 capacity);
 bool magpie_is_perf_step(u32 target, u32 wanted, u32 capacity);
 bool magpie_may_set_target(u64 *due, u64 now, bool is_raised);
 
@@ -31,6 +32,11 @@ u32 magpie_utilisation_after(u32 utilisation, u32 level, u64 span)
 u32 magpie_clamp_perf(u32 perf, u32 least, u32 most)
 {
 	return clamp_perf(perf, least, most);
+}
+
+u32 magpie_ramp_perf(u32 used, u64 beyond, u32 capacity)
+{
+	return ramp_perf(used, beyond, capacity);
 }
 
 bool magpie_is_perf_step(u32 target, u32 wanted, u32 capacity)

@@ -8,6 +8,7 @@ unsafe extern "C" {
     safe fn magpie_level_of(busy: u64, span: u64, capacity: u32, frequency: u32) -> u32;
     safe fn magpie_utilisation_after(utilisation: u32, level: u32, span: u64) -> u32;
     safe fn magpie_clamp_perf(perf: u32, least: u32, most: u32) -> u32;
+    safe fn magpie_ramp_perf(used: u32, beyond: u64, capacity: u32) -> u32;
     safe fn magpie_is_perf_step(target: u32, wanted: u32, capacity: u32) -> bool;
     fn magpie_may_set_target(due: *mut u64, now: u64, is_raised: bool) -> bool;
 }
@@ -45,6 +46,11 @@ pub fn utilisation_after(utilisation: u32, level: u32, span: u64) -> u32 {
 /// The performance within a task's clamps.
 pub fn clamp_perf(perf: u32, least: u32, most: u32) -> u32 {
     magpie_clamp_perf(perf, least, most)
+}
+
+/// The performance that a CPU wants whose task has had no idle time for this long beyond saturation.
+pub fn ramp_perf(used: u32, beyond: u64, capacity: u32) -> u32 {
+    magpie_ramp_perf(used, beyond, capacity)
 }
 
 /// Whether the performance that is wanted is a step away from the target.

@@ -1,8 +1,8 @@
 //! `perf.h` against exact arithmetic, and against loads of which it is known what they use.
 
 use magpie_native::perf::{
-    Limit, clamp_perf, decay_after, is_perf_step, level_of, one, step, utilisation_after,
-    utilisation_shift,
+    Limit, clamp_perf, decay_after, is_perf_step, level_of, one, ramp_perf, step,
+    utilisation_after, utilisation_shift,
 };
 use proptest::prelude::*;
 
@@ -148,6 +148,26 @@ fn wants(busy: u64, period: u64) -> (u32, u32) {
         ends.1 = utilisation >> utilisation_shift();
     }
     ends
+}
+
+/// Whatever a CPU used, a task that sleeps has twice that at the first tick without idle time, and
+/// all two ticks later.
+#[test]
+fn a_ramp_ends_at_the_top_in_three_ticks() {
+    const TICK: u64 = 1 << 22;
+    for used in 0..=one() {
+        let ramp = [0, TICK, 2 * TICK, 100 * S].map(|beyond| ramp_perf(used, beyond, one()));
+        assert!(
+            ramp[0] >= (2 * used).clamp(one() / 4, one()),
+            "{used}: {ramp:?}"
+        );
+        assert!(
+            ramp[0] == one() || ramp[0] == 2 * used.max(one() / 8),
+            "{used}: {ramp:?}"
+        );
+        assert!(ramp[1] >= ramp[0] && ramp[1] <= one(), "{used}: {ramp:?}");
+        assert_eq!(ramp[2..], [one(); 2], "{used}");
+    }
 }
 
 #[test]

@@ -30,6 +30,7 @@ mod scheduler_fairness;
 mod scheduler_fork;
 mod scheduler_frequency;
 mod scheduler_frequency_driver;
+mod scheduler_hybrid;
 mod scheduler_move_cost;
 mod scheduler_offer;
 mod scheduler_preempt;

@@ -144,10 +144,12 @@ fn install_and_start(guest: &mut Guest, packages: &[PathBuf]) -> Result<()> {
     shell(
         guest,
         // Off, so that only the test changes the host's state.
-        "echo SCX_MAGPIE_FLAGS=--preferred=off > /etc/default/scx_magpie\n\
+        "echo SCX_MAGPIE_FLAGS=--preferred=off --idle-resume-us=70 > /etc/default/scx_magpie\n\
          scx_magpie check && systemctl enable --now scx_magpie magpie-export",
     )?;
     ensure!(state(guest)? == "enabled", "it is not started");
+    let limit = shell(guest, "od -A n -t d4 -N 4 /dev/cpu_dma_latency")?;
+    ensure!(limit.trim() == "70", "the limit of deep idle is {limit}");
     let metrics = shell(
         guest,
         "for i in $(seq 300); do wget -q -O - http://127.0.0.1:9790/metrics && exit; sleep 0.2; \

@@ -76,13 +76,13 @@ struct cpu_state {
 	/* Its CPU, and the timer that lowers its target while it idles; see power/frequency.bpf.h. */
 	u64 idled __attribute__((aligned(64))); /* sum of complete idle periods, ns */
 	u64 looked_at, idled_when_looked; /* when it last measured, and @idled then */
-	u64 no_idle_since, idled_at_tick; /* first tick after it last idled, and @idled then */
+	u64 no_idle_since; /* when it last left idle */
 	u64 target_due; /* rate limit, see may_set_target() */
 	u32 perf_target; /* as the kernel had it at the last look */
 	u32 utilisation; /* see portable/perf.h */
 	u32 capacity; /* as the kernel had it when the timer last looked */
-	u16 must_look; /* when the next task begins to run */
-	u16 untold; /* the governor may not know the target */
+	u32 untold; /* the governor may not know the target */
+	s32 enough; /* a task that needs more looks when it begins to run: the target, or NOT_ENOUGH */
 
 	/* Lines of their own: only this CPU writes them, user space adds them up. */
 	u64 events[NR_EVENTS] __attribute__((aligned(64)));
@@ -136,7 +136,8 @@ struct task_state {
 	u32 woken_from; /* the waker's CPU when a CPU was last chosen for the task */
 	u32 ticks; /* seen while it ran, since its last sleep */
 	u32 forked_in; /* 1 + the LLC that counts it, or 0; see place/fork.bpf.h */
-	u32 least_perf; /* with which it should run, at the last look; or UNKNOWN_PERF */
+	s32 least_perf; /* with which it should run, at the last look; or UNKNOWN_PERF */
+	u8 tick_bursts; /* how many bursts were longer than a tick, see power/frequency.bpf.h */
 	s32 migrates_to; /* 1 + the CPU that was claimed for it, or 0; see place/spread.bpf.h */
 	bool shares_core; /* its core was shared at its last tick */
 	bool yielded; /* do not keep it running */

@@ -12,6 +12,7 @@ const volatile u32 nr_cpus = 1;
 const volatile u32 nr_llcs = 1;
 const volatile bool has_smt = false; /* some core has several CPUs */
 const volatile bool is_hybrid = false; /* some CPU is slower than FAST_CAPACITY */
+const volatile u32 slowest_capacity = 1024; /* of the slowest CPU */
 const volatile struct cpu_topology cpu_topology[MAX_CPUS];
 const volatile struct llc_topology llc_topology[MAX_LLCS];
 const volatile u16 cpu_at_place[MAX_PLACES];

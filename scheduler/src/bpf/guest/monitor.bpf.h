@@ -260,7 +260,8 @@ __noinline int observe_cpu(u32 cpu)
 	if (is_preferred(cpu)) {
 		preferred_sums.counted++;
 		if (!is_before(busy_ns, state->now_busy_ns))
-			preferred_sums.busy_in_look += busy_ns - state->now_busy_ns;
+			preferred_sums.busy_in_look +=
+				at_full_speed(cpu, busy_ns - state->now_busy_ns);
 		/* After such a look that ended a period the sum may be less than it was. */
 		in_period = is_before(busy_ns, state->seen_busy_ns) ? 0
 								    : busy_ns - state->seen_busy_ns;

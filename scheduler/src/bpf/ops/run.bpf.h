@@ -41,7 +41,7 @@ static __always_inline void tick_task(struct task_struct *p, struct task_state *
 				      struct cpu_state *state, s32 cpu, u64 now)
 {
 	ts->ticks++;
-	perf_tick(state, cpu, p, ts, now);
+	perf_tick(state, p, ts, now);
 	publish_clock(state, ts, cpu);
 	end_if_throttled(p, ts);
 }

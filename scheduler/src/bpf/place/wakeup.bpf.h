@@ -34,7 +34,9 @@
  *
  * A new task has no previous CPU: the search begins at its parent's, or in another LLC
  * (fork.bpf.h). On a hybrid machine a task with bursts of half a slice or more prefers a fast CPU,
- * but takes an idle slow one rather than wait.
+ * but takes an idle slow one rather than wait. So does a task whose uclamp minimum is more than the
+ * slowest CPU has, also if the fast one is in another LLC. A task whose uclamp maximum a slow CPU
+ * can give prefers none.
  *
  * What it does not do: move a task to its waker's LLC, as the kernel's wake_affine() does, while
  * the task's own LLC has an idle CPU.
@@ -54,6 +56,19 @@
  * with one task. A new task may turn out to be such a task, and its cache is cold anyway.
  */
 #define WORTH_A_CORE_NS 500000
+
+/* Return whether the task's user asks for more than a slow CPU has. */
+static __always_inline bool needs_fast(const struct task_struct *p)
+{
+	return is_hybrid && uclamp_min(p) > slowest_capacity;
+}
+
+/* Return whether the task should run on a fast CPU rather than on a slow one. */
+static __always_inline bool prefers_fast(const struct task_struct *p, const struct task_state *ts)
+{
+	return is_hybrid && (needs_fast(p) ||
+			     (ts->avg_burst >= slice_ns / 2 && uclamp_max(p) > slowest_capacity));
+}
 
 /* With --no-wakeup, let the kernel choose the CPU, from its own masks of idle CPUs. */
 static __always_inline s32 place_plainly(struct task_struct *p, s32 prev_cpu, u64 wake_flags,
@@ -76,15 +91,16 @@ static __always_inline s32 place_plainly(struct task_struct *p, s32 prev_cpu, u6
 }
 
 /* Note which moves are worth their cost to a task that its previous CPU does not take. */
-static __always_inline void weigh_moves(struct placement *at, const struct task_state *ts,
-					s32 prev_cpu)
+static __always_inline void weigh_moves(struct placement *at, const struct task_struct *p,
+					const struct task_state *ts, s32 prev_cpu)
 {
 	at->may_go_far = (ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS ||
 			  !READ_ONCE(state_of(prev_cpu)->sleeps_soon)) &&
 			 would_wait_for_longer(ts, prev_cpu, at->now);
-	at->core_is_worth_it = wants_idle_core() &&
-			       (ts->cpu < 0 || ts->avg_burst >= WORTH_A_CORE_NS) &&
-			       is_worth_a_far_core(ts);
+	at->core_is_worth_it =
+		needs_fast(p) ||
+		(wants_idle_core() && (ts->cpu < 0 || ts->avg_burst >= WORTH_A_CORE_NS) &&
+		 is_worth_a_far_core(ts));
 }
 
 /*
@@ -106,7 +122,7 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 		.looks = state->looks,
 		.is_sync = wake_flags & SCX_WAKE_SYNC,
 		.wants_core = wants_idle_core(),
-		.wants_fast = is_hybrid && ts->avg_burst >= slice_ns / 2,
+		.wants_fast = prefers_fast(p, ts),
 		.outlasts_waker = ts->avg_burst >= WORTH_A_CORE_NS,
 		.may_preempt = p->policy != SCHED_IDLE,
 	};
@@ -115,7 +131,7 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 	if (take(&at, p, at.previous)) {
 		step = STEP_PREVIOUS;
 	} else {
-		weigh_moves(&at, ts, prev_cpu);
+		weigh_moves(&at, p, ts, prev_cpu);
 		step = choose_other_cpu(&at, p);
 	}
 

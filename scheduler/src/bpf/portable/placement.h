@@ -38,7 +38,7 @@ struct placement {
 	bool wants_core; /* idle cores before idle CPUs */
 	bool wants_fast; /* a slow CPU only if no fast one is idle */
 	bool may_go_far; /* a move to another LLC is worth its cost */
-	bool core_is_worth_it; /* ... if it would share a core in its LLC */
+	bool core_is_worth_it; /* ... if it would share a core in its LLC, or must be on a fast one */
 	bool outlasts_waker; /* long bursts: may share the core of a waker that will sleep soon */
 	bool may_preempt; /* a CPU that runs a SCHED_IDLE task counts as idle */
 

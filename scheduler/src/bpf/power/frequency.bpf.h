@@ -8,12 +8,16 @@
  * when the scheduler starts, and calls the governor when a target is set and for real-time tasks. A
  * CPU whose scheduler sets none keeps the frequency that it has, or gets its highest one for good.
  *
- *   a task begins to run: after idle time and 4 ms after the last look, for the first time, or it
+ *   a task begins to run: after idle time and 8 ms after the last look, for the first time, or it
  *   needs more than the target
  *        |                              a tick, and no idle time for as long
- *   utilisation := moving average            |
- *   of busy time, portable/perf.h       utilisation := all of the CPU
  *        |                              all is asked for, and the task may have it? --yes--> done
+ *   utilisation := moving average            |
+ *   of busy time, portable/perf.h <----------'
+ *        |                                   |
+ *        |                              the task is not known to sleep?  --yes--> all
+ *        |                                   | no
+ *        |                              twice the utilisation, at the next tick four times, then all
  *        |<----------------------------------'
  *        |
  *   wanted := utilisation; for a CPU hog all; for a task of negative nice at least half
@@ -29,8 +33,7 @@
  *   since it last looked ----------------------------------> nothing
  *   some CPU idles with a target, but not for so long? ----> the timer again
  *
- * The target has no margin, because the governor itself adds a quarter. A CPU without idle time
- * asks for everything, because how much its tasks would use is not known.
+ * The target has no margin, because the governor itself adds a quarter.
  *
  * A CPU that goes idle keeps its target for a moment, because a load of 60 frames a second would
  * otherwise change it twice a frame. All idle periods since the CPU's last look count together,
@@ -41,7 +44,7 @@
  * one. A CPU in deep sleep has no frequency of its own to lower; the CPUs that share its frequency
  * need to know.
  *
- * Each look is in the CPU's own memory; a switch between looks costs two comparisons. A CPU that
+ * Each look is in the CPU's own memory; a switch between looks costs one comparison. A CPU that
  * switches without idle time does not look, because it is about to be saturated. A saturated CPU
  * that asks for all, or may not ask for more yet, does nothing more at its ticks, because a look
  * takes longer than the rest of a tick.
@@ -59,13 +62,17 @@
 #ifndef __MAGPIE_FREQUENCY_BPF_H
 #define __MAGPIE_FREQUENCY_BPF_H
 
-const volatile bool frequency_enabled = true;
-
 /* How often a CPU that leaves idle looks at its utilisation, at most. */
-#define LOOK_INTERVAL_NS 4000000ULL
+#define LOOK_INTERVAL_NS 8000000ULL
 
 /* Without idle time for this long, a bit less than a tick of a kernel of 250 Hz, a CPU is saturated. */
-#define SATURATED_NS 3500000ULL
+#define SATURATED_NS 3900000ULL
+
+/* A task that has run for a tick and slept for so many times, but for one, will do so again. */
+#define BURSTS_OF_A_SLEEPER 5
+
+/* What a CPU deems enough so that each task that begins to run has a look. */
+#define NOT_ENOUGH (-1)
 
 /* A CPU that has idled for this long since its last look asks for nothing, once the timer finds it. */
 #define IDLE_HOLD_NS 20000000ULL
@@ -75,18 +82,6 @@ const volatile bool frequency_enabled = true;
 
 /* The governor adds this part to a target: four fifths are all, and need no change to become so. */
 #define GOVERNOR_MARGIN 4
-
-/* The kernel's types, which not every vmlinux.h has: a kernel may lack CONFIG_UCLAMP_TASK. */
-struct uclamp_se___perf {
-	unsigned int value : 11;
-	unsigned int bucket_id : 3;
-	unsigned int active : 1;
-} __attribute__((preserve_access_index));
-
-struct task_struct___perf {
-	struct uclamp_se___perf uclamp_req[2];
-	struct uclamp_se___perf uclamp[2];
-} __attribute__((preserve_access_index));
 
 struct sweep_timer {
 	struct bpf_timer timer;
@@ -104,21 +99,19 @@ struct {
 	u32 is_set;
 } sweep __attribute__((aligned(64)));
 
-/*
- * One of a task's clamps, 0 the minimum and 1 the maximum. The effective value contains those of
- * the cgroup and of the system, but the kernel sets it only once any clamp is in use.
- */
-#define uclamp_of(p, id)                                              \
-	(BPF_CORE_READ_BITFIELD((p), uclamp[id].active)               \
-		 ? (u32)BPF_CORE_READ_BITFIELD((p), uclamp[id].value) \
-		 : (u32)BPF_CORE_READ_BITFIELD((p), uclamp_req[id].value))
-
 /* Return the target that the kernel has. */
 static __always_inline u32 target_of(s32 cpu)
 {
 	const struct rq *rq = bpf_per_cpu_ptr(&runqueues, cpu);
 
 	return rq ? rq->scx.cpuperf_target : 0;
+}
+
+/* Note the CPU's target. A task that needs more has a look when it begins to run. */
+static __always_inline void note_target(struct cpu_state *state, u32 perf)
+{
+	state->perf_target = perf;
+	state->enough = perf;
 }
 
 static __always_inline void set_target(struct cpu_state *state, s32 cpu, u32 perf)
@@ -132,7 +125,7 @@ static __always_inline void set_target(struct cpu_state *state, s32 cpu, u32 per
 	count_event(state, EVENT_TARGET_SET, 1);
 	if (perf > state->perf_target)
 		count_event(state, EVENT_TARGET_RAISE, 1);
-	state->perf_target = perf;
+	note_target(state, perf);
 }
 
 /*
@@ -184,23 +177,50 @@ static __always_inline void measure(struct cpu_state *state, s32 cpu, u64 now)
 	begin_measuring(state, now);
 }
 
-/*
- * A tick: return whether the CPU is saturated. One that has not idled for SATURATED_NS counts as used
- * in full, because nobody knows how much more its tasks would use.
- */
-static __always_inline bool find_saturation(struct cpu_state *state, u64 now)
+/* Return whether the CPU has not idled for so long that its tasks may need more than they get. */
+static __always_inline bool is_saturated(const struct cpu_state *state, u64 now)
 {
-	if (state->idled != state->idled_at_tick) {
-		state->idled_at_tick = state->idled;
-		state->no_idle_since = now;
-		return false;
-	}
-	if (now - state->no_idle_since < SATURATED_NS)
-		return false;
+	return now - state->no_idle_since >= SATURATED_NS;
+}
 
-	state->utilisation = state->capacity << UTILISATION_SHIFT;
-	begin_measuring(state, now);
-	return true;
+/* Note that the task runs for a tick, once between two sleeps. */
+static __always_inline void note_tick_of_burst(struct task_state *ts)
+{
+	if (ts->ticks == 1 && ts->tick_bursts < BURSTS_OF_A_SLEEPER)
+		ts->tick_bursts++;
+}
+
+/*
+ * Return whether the task will probably sleep soon although it has run for a tick, because it did so
+ * often. Its average burst says little: a task that draws frames also sleeps after a few microseconds,
+ * to wait for a lock or an answer, and a new CPU hog has slept while its program was loaded.
+ */
+static __always_inline bool is_sleeper(const struct task_state *ts)
+{
+	return ts->tick_bursts >= BURSTS_OF_A_SLEEPER && !is_hog(ts);
+}
+
+/*
+ * Return the performance that the running task of a saturated CPU should have. How much it would use
+ * is not known. A task that is not known to sleep gets all at once. One that is gets more from tick
+ * to tick: it may be a frame whose drawing takes longer than a tick at a low frequency only, and
+ * such frames got the highest one otherwise. The ramp begins at what the CPU uses, not at its
+ * target. From its target it climbed to the top in a few frames, because a target that was raised
+ * may not be lowered before the next frame begins.
+ */
+static __always_inline u32 saturated_perf(struct cpu_state *state, const struct task_state *ts,
+					  u64 now)
+{
+	u64 beyond = now - state->no_idle_since - SATURATED_NS;
+	u32 ramp;
+
+	if (!is_sleeper(ts)) {
+		state->utilisation = state->capacity << UTILISATION_SHIFT;
+		return state->capacity;
+	}
+
+	ramp = ramp_perf(state->utilisation >> UTILISATION_SHIFT, beyond, state->capacity);
+	return ramp > state->perf_target ? ramp : state->perf_target;
 }
 
 /*
@@ -220,28 +240,22 @@ static __always_inline u32 least_perf(const struct task_struct *p, const struct 
 	return 0;
 }
 
-/* Return the most performance that the task may have. */
-static __always_inline u32 most_perf(const struct task_struct *p)
+/*
+ * Look at the CPU and at the task that runs, and ask for what they need. At a tick the CPU is
+ * saturated.
+ */
+static __noinline void look_at_load(struct cpu_state *state, const struct task_struct *p,
+				    struct task_state *ts, u64 now, bool is_tick)
 {
-	const struct task_struct___perf *clamped = (const void *)p;
-
-	return bpf_core_field_exists(clamped->uclamp_req) ? uclamp_of(clamped, 1) : PERF_ONE;
-}
-
-/* Look at the CPU and at the task that runs, and ask for what they need. */
-static __noinline void look_at_load(struct cpu_state *state, s32 cpu, const struct task_struct *p,
-				    struct task_state *ts, u64 now)
-{
-	const struct task_struct___perf *clamped = (const void *)p;
+	s32 cpu = scx_bpf_task_cpu(p);
 	u32 capacity = state->capacity;
-	u32 least, most = most_perf(p), floor = 0, wanted;
+	u32 floor = uclamp_min(p), most = uclamp_max(p);
+	u32 least, wanted, ramp = 0;
 
-	state->must_look = 0;
-	state->perf_target = target_of(cpu);
-	if (state->looked_at != now)
-		measure(state, cpu, now);
-	if (bpf_core_field_exists(clamped->uclamp_req))
-		floor = uclamp_of(clamped, 0);
+	note_target(state, target_of(cpu));
+	measure(state, cpu, now);
+	if (is_tick)
+		ramp = saturated_perf(state, ts, now);
 
 	least = least_perf(p, ts, capacity);
 	wanted = state->utilisation >> UTILISATION_SHIFT;
@@ -249,6 +263,8 @@ static __noinline void look_at_load(struct cpu_state *state, s32 cpu, const stru
 		wanted = 0;
 	if (wanted + wanted / GOVERNOR_MARGIN >= capacity)
 		wanted = capacity;
+	if (wanted < ramp)
+		wanted = ramp;
 	if (wanted < least)
 		wanted = least;
 	ts->least_perf = clamp_perf(least > floor ? least : floor, 0, most);
@@ -259,7 +275,7 @@ static __noinline void look_at_load(struct cpu_state *state, s32 cpu, const stru
 	 * would ask for what tasks of a lower uclamp use here.
 	 */
 	if (p->flags & PF_KTHREAD && !ts->ticks && wanted > state->perf_target) {
-		state->must_look = 1;
+		state->enough = NOT_ENOUGH;
 		return;
 	}
 
@@ -270,29 +286,32 @@ static __noinline void look_at_load(struct cpu_state *state, s32 cpu, const stru
  * A task begins to run. Look if the CPU has idled and the last look is old; also if this task needs
  * more than the target, because it would run slowly until the next look.
  */
-static __always_inline void perf_task_begins(struct cpu_state *state, s32 cpu,
-					     const struct task_struct *p, struct task_state *ts,
-					     u64 now)
+static __always_inline void perf_task_begins(struct cpu_state *state, const struct task_struct *p,
+					     struct task_state *ts, u64 now)
 {
-	if (frequency_enabled && (state->must_look || ts->least_perf > state->perf_target))
-		look_at_load(state, cpu, p, ts, now);
+	if (frequency_enabled && ts->least_perf > state->enough)
+		look_at_load(state, p, ts, now, false);
 }
 
 /*
  * A tick while a task of ours runs. If the CPU has idled lately, the task that ran next has looked,
  * or the last look is not old.
  */
-static __always_inline void perf_tick(struct cpu_state *state, s32 cpu, const struct task_struct *p,
+static __always_inline void perf_tick(struct cpu_state *state, const struct task_struct *p,
 				      struct task_state *ts, u64 now)
 {
-	if (!frequency_enabled || !find_saturation(state, now))
+	if (!frequency_enabled)
 		return;
 
-	if (state->perf_target == state->capacity && most_perf(p) >= state->capacity) {
+	note_tick_of_burst(ts);
+	if (!is_saturated(state, now))
+		return;
+
+	if (state->perf_target == state->capacity && uclamp_max(p) >= state->capacity) {
 		if (is_hog(ts))
 			ts->least_perf = state->capacity;
 	} else if (is_target_due(state->target_due, now, true)) {
-		look_at_load(state, cpu, p, ts, now);
+		look_at_load(state, p, ts, now, true);
 	} else {
 		count_event(state, EVENT_TARGET_LIMITED, 1);
 	}
@@ -356,8 +375,9 @@ static __always_inline void perf_idle_ends(struct cpu_state *state, u64 now)
 
 	if (state->idle_since)
 		state->idled += now - state->idle_since;
+	state->no_idle_since = now;
 	if (now - state->looked_at >= LOOK_INTERVAL_NS)
-		state->must_look = 1;
+		state->enough = NOT_ENOUGH;
 }
 
 /*
@@ -381,7 +401,7 @@ static __always_inline bool lower_idle_cpu(s32 cpu, u64 now)
 	scx_bpf_cpuperf_set(cpu, 0);
 	WRITE_ONCE(state->untold, 1);
 	WRITE_ONCE(state->perf_target, target_of(cpu));
-	WRITE_ONCE(state->must_look, 1);
+	WRITE_ONCE(state->enough, NOT_ENOUGH);
 	count_event(state_here(), EVENT_TARGET_SET, 1);
 	count_event(state_here(), EVENT_TARGET_IDLE, 1);
 	return false;

@@ -6,7 +6,8 @@
  * host says how many; here it is the load, so that the other cores stay in deep idle.
  *
  *   the monitor looks, 8 times a period:
- *   busy time of the preferred CPUs -> portable/power.h -> the first so many cores of
+ *   busy time of the preferred CPUs, as
+ *   if at their highest frequency   -> portable/power.h -> the first so many cores of
  *                                                          frugal_core_at_rank[] are preferred
  *
  *   a tick: tasks wait here, some have for long without
@@ -46,6 +47,18 @@ struct {
 	struct power_state state;
 	u32 waited;
 } power;
+
+/* The switch of frequency.bpf.h: without it the frequency says nothing about the load. */
+const volatile bool frequency_enabled = true;
+
+/*
+ * Return for how long the CPU would have been busy at its highest frequency. Otherwise a machine
+ * that runs slowly because it has little to do would seem to need more cores: balanced used all.
+ */
+static __always_inline u64 at_full_speed(s32 cpu, u64 busy_ns)
+{
+	return frequency_enabled ? busy_ns * scx_bpf_cpuperf_cur(cpu) / PERF_ONE : busy_ns;
+}
 
 /* Return whether CPUs are withheld to save power, now. */
 static __always_inline bool withholds_to_save(void)
