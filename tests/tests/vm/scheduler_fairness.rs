@@ -4,7 +4,7 @@
 use anyhow::{Result, ensure};
 use magpie_lab::Guest;
 use magpie_tests::scheduler::{
-    MAGPIE, VT8, VT8_NODES, boot_for_magpie, counters, json, number, shell, under,
+    MAGPIE, VT8, VT8_NODES, boot_for_magpie, counters, json, number, shell, under, with_and_without,
 };
 use serde_json::Value;
 
@@ -121,6 +121,41 @@ fn hogs_share_evenly_after_a_light_hog_ran_alone() -> Result<()> {
 #[test]
 fn hogs_share_evenly_on_two_nodes_after_a_light_hog_ran_alone() -> Result<()> {
     must_be_even_after_a_light_hog(VT8_NODES)
+}
+
+/// Returns which part of a CPU a nice-0 hog has beside sixteen of nice 5.
+fn part_of_the_heavy_hog(guest: &mut Guest) -> Result<f64> {
+    const SECONDS: f64 = 3.0;
+    let nice = format!("0{}", ",5".repeat(16));
+    let (times, _) = hogs(
+        guest,
+        &format!("--count 17 --nice {nice} --seconds {SECONDS}"),
+    )?;
+    Ok(times[0] / SECONDS)
+}
+
+fn must_leave_a_cpu_to_the_heavy_hog(machine: &str) -> Result<()> {
+    let mut guest = boot_for_magpie(machine, |_| {})?;
+    let eevdf = part_of_the_heavy_hog(&mut guest)?;
+    let (with, without) = with_and_without(&mut guest, "--no-balance", |guest, _| {
+        part_of_the_heavy_hog(guest)
+    })?;
+    println!("{machine}: EEVDF {eevdf:.3}, scx_magpie {with:.3}, --no-balance {without:.3}");
+    ensure!(with >= 0.95, "the heavy hog had {with} of a CPU");
+    ensure!(without < 0.9, "without balancing it had {without} of a CPU");
+    guest.into_guest().shutdown()
+}
+
+/// By its weight the hog should have 1.28 of 8 CPUs, which no task can have. So it has one for itself,
+/// although the queues of its neighbours are longer and its clock is behind theirs for good.
+#[test]
+fn a_heavy_hog_has_a_cpu_for_itself_beside_many_light_ones() -> Result<()> {
+    must_leave_a_cpu_to_the_heavy_hog(VT8)
+}
+
+#[test]
+fn a_heavy_hog_has_a_cpu_for_itself_on_two_nodes() -> Result<()> {
+    must_leave_a_cpu_to_the_heavy_hog(VT8_NODES)
 }
 
 /// A script: a nice-19 hog and a SCHED_IDLE one among a hundred others, for 25 s. Prints every 0.1 s

@@ -128,25 +128,41 @@ static __always_inline bool is_faster(u64 pace, u64 other)
 	return pace > other + other / 16;
 }
 
+/* Return whether the tasks of a CPU get more than those of another, by the paces of both. */
+static __always_inline bool gets_more(s32 cpu, s32 other)
+{
+	u64 pace = state_of(other)->pace;
+
+	return pace && is_faster(state_of(cpu)->pace, pace);
+}
+
 /*
  * Return true for a CPU whose clock is ahead of ours and has a faster pace: its tasks already get
- * more, however many wait there, because queue length is not load. A clock that is very far ahead
- * does not count: tasks that have left advanced it.
+ * more, however many wait there, because queue length is not load.
  */
 static __always_inline bool is_lighter(const struct balance_round *round, u32 victim)
 {
-	const struct cpu_state *state = state_of(victim);
-	s64 lead = (s64)(clock_in_llc(state) - round->clock);
+	s64 lead = (s64)(clock_in_llc(state_of(victim)) - round->clock);
 
-	return lead > (s64)balance_margin_ns && lead < LARGEST_LAG_NS &&
-	       is_faster(state->pace, state_of(round->cpu)->pace);
+	return lead > (s64)balance_margin_ns && gets_more(victim, round->cpu);
+}
+
+/*
+ * Return whether a CPU's tasks get less than ours, whose clock is at @clock and further behind than any
+ * considered so far. Clocks that are further apart than a task's largest lag say nothing: those of CPUs
+ * that idled for a moment are, in an LLC of light tasks alone, which move no clock of an LLC. Then the
+ * paces decide. A nice 0 hog beside 16 of nice 5 on 8 CPUs should have more than one CPU by its weight,
+ * so its clock falls behind for ever; when such clocks did not count, neighbours left it one of
+ * their hogs for good, and it had 0.76 of a CPU.
+ */
+static __always_inline bool gets_less(const struct balance_round *round, u32 victim, u64 clock)
+{
+	return is_before(round->clock - LARGEST_LAG_NS, clock) || gets_more(round->cpu, victim);
 }
 
 /*
  * Consider a CPU of the own LLC where @length tasks wait; whether the round is decided: a queue
  * that is longer by two is taken at once, the clock furthest behind only after all were considered.
- * A clock that is further behind than a task's largest lag says nothing: in an LLC of light tasks
- * alone, which move no clock of an LLC, those of CPUs that were idle for a moment are.
  */
 static __always_inline bool consider(struct balance_round *round, u32 victim, u32 length)
 {
@@ -158,7 +174,7 @@ static __always_inline bool consider(struct balance_round *round, u32 victim, u3
 	}
 
 	clock = clock_in_llc(state_of(victim));
-	if (is_before(clock, round->behind) && is_before(round->clock - LARGEST_LAG_NS, clock)) {
+	if (is_before(clock, round->behind) && gets_less(round, victim, clock)) {
 		round->victim = victim;
 		round->behind = clock;
 	}
