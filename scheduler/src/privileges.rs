@@ -1,4 +1,4 @@
-//! The rights that this program keeps: those to load BPF programs, and only while it loads some.
+//! The rights that the serving program keeps: those to load BPF programs, and only while it loads some.
 //!
 //! ```text
 //!                 bounding, permitted          effective
@@ -14,6 +14,8 @@
 //!
 //! Capabilities belong to threads, and a new thread has those of its maker. So this happens before the
 //! program starts its first thread.
+
+use std::marker::PhantomData;
 
 use anyhow::{Context, Result};
 use caps::{CapSet, Capability, CapsHashSet};
@@ -59,8 +61,9 @@ fn kept(permitted: &CapsHashSet) -> CapsHashSet {
     permitted.iter().filter(useful).copied().collect()
 }
 
-/// The time in which this thread may load BPF programs, which ends when this is dropped.
-pub struct Loading(());
+/// The time in which this thread may load BPF programs, which ends when this is dropped. It does not
+/// nest, and stays on its thread, because capabilities are a thread's.
+pub struct Loading(PhantomData<*const ()>);
 
 impl Loading {
     /// Begins that time.
@@ -70,14 +73,14 @@ impl Loading {
     pub fn begin() -> Result<Self> {
         let permitted = caps::read(None, CapSet::Permitted).context("reading the capabilities")?;
         caps::set(None, CapSet::Effective, &permitted).context("taking up capabilities")?;
-        Ok(Loading(()))
+        Ok(Loading(PhantomData))
     }
 }
 
 impl Drop for Loading {
     fn drop(&mut self) {
         if let Err(error) = caps::clear(None, CapSet::Effective) {
-            log::warn!("cannot lay down capabilities after loading: {error}");
+            log::warn!("cannot drop capabilities after loading: {error}");
         }
     }
 }

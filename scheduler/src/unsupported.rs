@@ -46,8 +46,8 @@ impl Unsupported {
             ),
             (
                 "utilization clamping (uclamp)",
-                "the CPU's frequency follows it under the governor schedutil; on a hybrid machine a task \
-                 that wakes, too",
+                "the CPU's frequency follows it under the governor schedutil; on a hybrid machine it also \
+                 chooses the CPU when the task wakes",
                 (!clamps.is_empty()).then(|| clamps.join(", ")),
             ),
         ]

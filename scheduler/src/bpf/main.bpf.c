@@ -15,7 +15,7 @@
  *   base/runqueue.bpf.h       what the kernel's runqueue says
  *   base/clock.bpf.h          what time it is
  *   base/state.bpf.h          what is known of each CPU, LLC and task
- *   base/uclamp.bpf.h         within which bounds the performance of a task is wanted
+ *   base/uclamp.bpf.h         the bounds that a user sets for a task's performance
  *   base/hotplug.bpf.h        which CPUs may have tasks sent to them
  *   queue/fair.bpf.h          queue: vruntime, lag, clocks, deadlines
  *   queue/overloaded.bpf.h    queue: which CPUs have queued tasks for others
@@ -58,8 +58,9 @@
 
 /*
  * libbpf cannot tell the version of a kernel such as 7.3-cloud-amd64, which has no third number, and
- * loads no object that asks for it. The headers ask in is_migration_disabled(), which tries how
- * kernels behave if the version is older than 6.18. A weak option that no kernel has is 0.
+ * loads no object that asks for it. The headers ask in is_migration_disabled(): is the kernel older
+ * than 6.18? A weak option that no kernel has is 0, so the answer is yes, and the header then uses
+ * what it found out by a trial, which this program does not make.
  */
 #define LINUX_KERNEL_VERSION CONFIG_MAGPIE_KERNEL_VERSION
 extern int CONFIG_MAGPIE_KERNEL_VERSION __attribute__((section(".kconfig"), weak));

@@ -20,8 +20,8 @@ const TASKS: [(&str, &str, std::ops::RangeInclusive<f64>); 6] = [
     ("", "", 0.0..=0.1),
     ("uclampset -m 512", "", 0.0..=0.1),
     ("uclampset -m 600", "", 0.9..=1.0),
-    ("", "--work-us 4000", 0.6..=0.95),
-    ("uclampset -M 600", "--work-us 4000", 0.6..=0.95),
+    ("", "--work-us 4000", 0.6..=1.0),
+    ("uclampset -M 600", "--work-us 4000", 0.6..=1.0),
     ("uclampset -M 512", "--work-us 4000", 0.0..=0.1),
 ];
 

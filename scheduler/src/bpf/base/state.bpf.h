@@ -137,7 +137,7 @@ struct task_state {
 	u32 ticks; /* seen while it ran, since its last sleep */
 	u32 forked_in; /* 1 + the LLC that counts it, or 0; see place/fork.bpf.h */
 	s32 least_perf; /* with which it should run, at the last look; or UNKNOWN_PERF */
-	u8 tick_bursts; /* how many bursts were longer than a tick, see power/frequency.bpf.h */
+	u8 tick_bursts; /* how many bursts saw a tick, at most 5; see power/frequency.bpf.h */
 	s32 migrates_to; /* 1 + the CPU that was claimed for it, or 0; see place/spread.bpf.h */
 	bool shares_core; /* its core was shared at its last tick */
 	bool yielded; /* do not keep it running */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * uclamp.bpf.h - within which bounds a user wants the performance of a task (uclampset(1), cpu.uclamp.*).
+ * uclamp.bpf.h - the bounds that a user sets for a task's performance (uclampset(1), cpu.uclamp.*).
  *
  * The bounds are of PERF_ONE. power/frequency.bpf.h keeps a CPU's target within them, and on hybrid
  * machines place/wakeup.bpf.h asks them whether a slow CPU will do.

@@ -94,13 +94,14 @@ static __always_inline s32 place_plainly(struct task_struct *p, s32 prev_cpu, u6
 static __always_inline void weigh_moves(struct placement *at, const struct task_struct *p,
 					const struct task_state *ts, s32 prev_cpu)
 {
-	at->may_go_far = (ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS ||
-			  !READ_ONCE(state_of(prev_cpu)->sleeps_soon)) &&
-			 would_wait_for_longer(ts, prev_cpu, at->now);
-	at->core_is_worth_it =
-		needs_fast(p) ||
-		(wants_idle_core() && (ts->cpu < 0 || ts->avg_burst >= WORTH_A_CORE_NS) &&
-		 is_worth_a_far_core(ts));
+	bool must_be_fast = needs_fast(p);
+
+	at->may_go_far = must_be_fast || ((ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS ||
+					   !READ_ONCE(state_of(prev_cpu)->sleeps_soon)) &&
+					  would_wait_for_longer(ts, prev_cpu, at->now));
+	at->core_is_worth_it = must_be_fast || (wants_idle_core() &&
+						(ts->cpu < 0 || ts->avg_burst >= WORTH_A_CORE_NS) &&
+						is_worth_a_far_core(ts));
 }
 
 /*

@@ -68,7 +68,7 @@
 /* Without idle time for this long, a bit less than a tick of a kernel of 250 Hz, a CPU is saturated. */
 #define SATURATED_NS 3900000ULL
 
-/* A task that has run for a tick and slept for so many times, but for one, will do so again. */
+/* A task with so many bursts that saw a tick, the current one included, is expected to sleep soon. */
 #define BURSTS_OF_A_SLEEPER 5
 
 /* What a CPU deems enough so that each task that begins to run has a look. */
@@ -107,7 +107,7 @@ static __always_inline u32 target_of(s32 cpu)
 	return rq ? rq->scx.cpuperf_target : 0;
 }
 
-/* Note the CPU's target. A task that needs more has a look when it begins to run. */
+/* Note the CPU's target; a look that is pending is done with. A task that needs more has a look when it begins to run. */
 static __always_inline void note_target(struct cpu_state *state, u32 perf)
 {
 	state->perf_target = perf;

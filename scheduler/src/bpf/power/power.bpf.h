@@ -53,11 +53,18 @@ const volatile bool frequency_enabled = true;
 
 /*
  * Return for how long the CPU would have been busy at its highest frequency. Otherwise a machine
- * that runs slowly because it has little to do would seem to need more cores: balanced used all.
+ * that runs slowly because it has little to do would seem to need more cores: balanced used all. A
+ * CPU that asks for all and is slow all the same (heat, a limit of power) has no time to spare.
  */
 static __always_inline u64 at_full_speed(s32 cpu, u64 busy_ns)
 {
-	return frequency_enabled ? busy_ns * scx_bpf_cpuperf_cur(cpu) / PERF_ONE : busy_ns;
+	const struct cpu_state *state = state_of(cpu);
+
+	if (!power_enabled || !frequency_enabled ||
+	    READ_ONCE(state->perf_target) >= READ_ONCE(state->capacity))
+		return busy_ns;
+
+	return busy_ns * scx_bpf_cpuperf_cur(cpu) / PERF_ONE;
 }
 
 /* Return whether CPUs are withheld to save power, now. */
