@@ -120,5 +120,4 @@ deb: setup ## make Debian packages in target/deb/, and check them with lintian
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-export MAGPIE_SOAK_SECONDS MAGPIE_SOAK_MINUTES MAGPIE_SEED MAGPIE_MACHINE
 .PHONY: help setup build run test mutants soak results gate install uninstall book deb

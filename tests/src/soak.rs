@@ -1,5 +1,5 @@
-//! A soak: scenes that follow from a seed try to break scx_magpie in a guest, for as long as there is
-//! time.
+//! A soak: scenes that follow from a seed try to break scx_magpie in a guest, for as long as there
+//! is time.
 //!
 //! ```text
 //! scene:  loads + disturbances (scene.sh)  |  starvation watches     for a second or two
@@ -9,9 +9,9 @@
 //!         kernel's log?
 //! ```
 //!
-//! idle-watch knows each change of an affinity and of a CPU only if it makes the change itself, so it
-//! follows each scene instead of running beside it. It finds what a scene leaves behind: a bit that was
-//! not cleared, a CPU that is forgotten.
+//! idle-watch knows each change of an affinity and of a CPU only if it makes the change itself, so
+//! it follows each scene instead of running beside it. It finds what a scene leaves behind: a bit
+//! that was not cleared, a CPU that is forgotten.
 
 mod scenes;
 
@@ -34,6 +34,25 @@ pub const MACHINES: &[&str] = &["one1", "vt2", VT8, "uneven12", "vt8nodes", "vt6
 const WARNINGS: &str =
     "WARNING:|BUG:|Oops|rcu: INFO|soft lockup|hung_task|possible recursive|sched_ext:.*error";
 
+/// When a soak of one machine ends: at the first limit that it reaches. Without limits it goes on.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Limits {
+    /// Time of the guest in scenes and watches, in seconds.
+    pub seconds: Option<f64>,
+    /// Number of scenes.
+    pub scenes: Option<u32>,
+    /// Time of the host.
+    pub until: Option<Instant>,
+}
+
+impl Limits {
+    fn are_reached(&self, report: &Report) -> bool {
+        self.seconds.is_some_and(|most| report.guest_s >= most)
+            || self.scenes.is_some_and(|most| report.scenes >= most)
+            || self.until.is_some_and(|until| Instant::now() >= until)
+    }
+}
+
 /// What a soak of one machine did and saw.
 #[derive(Debug, Default)]
 pub struct Report {
@@ -41,8 +60,8 @@ pub struct Report {
     pub machine: String,
     /// Scenes that were run.
     pub scenes: u32,
-    /// Time of the guest in scenes and watches, in seconds. Between them a guest in virtual time idles,
-    /// and its clock runs ahead.
+    /// Time of the guest in scenes and watches, in seconds. Between them a guest in virtual time
+    /// idles, and its clock runs ahead.
     pub guest_s: f64,
     /// Time of the host, in seconds.
     pub host_s: f64,
@@ -62,17 +81,11 @@ impl Report {
     }
 }
 
-/// Runs scenes on a machine until `seconds` of its time have passed, or until `until`.
+/// Runs scenes on a machine until a limit is reached.
 ///
 /// # Errors
 /// At the first violation: the seed, the scene, and what was seen.
-pub fn soak(
-    machine: &str,
-    seed: u64,
-    seconds: f64,
-    until: Option<Instant>,
-    say: &mut dyn FnMut(&str),
-) -> Result<Report> {
+pub fn soak(machine: &str, seed: u64, limits: Limits, say: &mut dyn FnMut(&str)) -> Result<Report> {
     let began = Instant::now();
     let mut guest = boot(machine)?;
     let cpus = Machine::find(machine)?.cpus();
@@ -83,10 +96,10 @@ pub fn soak(
     let mut random = fastrand::Rng::with_seed(seed);
     guest.start_scheduler(&words(MAGPIE))?;
     report.add("loads", 1);
-    while report.guest_s < seconds && until.is_none_or(|until| Instant::now() < until) {
+    while !limits.are_reached(&report) {
         let scene = Scene::choose(&mut random, cpus);
         say(&format!(
-            "{machine}, seed {seed}, {:.1} of {seconds} s, scene {}: {scene}",
+            "{machine}, seed {seed}, after {:.1} s, scene {}: {scene}",
             report.guest_s,
             report.scenes + 1
         ));
@@ -155,7 +168,7 @@ fn play(guest: &mut Guest, scene: &Scene, report: &mut Report) -> Result<()> {
     }
     let said = shell(
         guest,
-        "while [ ! -e /tmp/ended ]; do sleep 0.1; done; cat /tmp/scene; echo code $(cat /tmp/ended)",
+        "while [ ! -s /tmp/ended ]; do sleep 0.1; done; cat /tmp/scene; echo code $(cat /tmp/ended)",
     )?;
     read_scene(&said, report)?;
     if loads > 0 {
@@ -195,7 +208,7 @@ fn read_scene(said: &str, report: &mut Report) -> Result<()> {
             }
         }
     }
-    ensure!(said.contains("code 0"), "{said}");
+    ensure!(said.lines().last() == Some("code 0"), "{said}");
     // What a program says of itself is printed, but is no fault of the scheduler.
     for line in said.lines().filter(|line| line.contains("failed")) {
         println!("{line}");
@@ -227,13 +240,14 @@ fn judge_scheduler(guest: &mut Guest, played: &Result<()>) -> Result<()> {
     if let Ok(Some(exit)) = &died {
         bail!("the scheduler ended: {}\n{played:?}", guest::explain(exit));
     }
-    let log =
-        format!("dmesg -c > /tmp/log; ! grep -E '{WARNINGS}' /tmp/log || tail -n 60 /tmp/log");
-    if let Ok(log) = shell(guest, &log)
-        && !log.is_empty()
-    {
-        bail!("the kernel says:\n{log}\n{played:?}");
-    }
+    // grep ends with 1 if it finds nothing, and with 2 if it fails.
+    let command = format!(
+        "dmesg -c > /tmp/log && {{ grep -E '{WARNINGS}' /tmp/log && tail -n 60 /tmp/log || \
+         [ $? = 1 ]; }}"
+    );
+    let log = shell(guest, &command)
+        .with_context(|| format!("cannot search the kernel's log\n{played:?}"))?;
+    ensure!(log.is_empty(), "the kernel says:\n{log}\n{played:?}");
     match played {
         Ok(()) => died.map(|_| ()),
         Err(error) => bail!("{error:#}"),
@@ -307,8 +321,40 @@ mod tests {
         assert_eq!(report.counts["hotplug"], 8);
         assert_eq!(report.counts["real-time hogs"], 3);
         assert_eq!((report.longest_wait_ms, report.worst_share), (80.0, 0.25));
-        assert!(read_scene("starved\ncode 2\n", &mut report).is_err());
+        for end in [
+            "starved\ncode 2\n",
+            "code 0\ncode 2\n",
+            "code 01\n",
+            "code \n",
+            "",
+        ] {
+            assert!(read_scene(end, &mut report).is_err(), "{end:?}");
+        }
         assert!(table(&[report]).contains("hotplug"));
+    }
+
+    #[test]
+    fn a_soak_ends_at_its_first_limit() {
+        let report = Report {
+            scenes: 2,
+            guest_s: 3.0,
+            ..Report::default()
+        };
+        let are_reached = |seconds, scenes| {
+            let limits = Limits {
+                seconds,
+                scenes,
+                until: None,
+            };
+            limits.are_reached(&report)
+        };
+        assert!(!are_reached(None, None) && !are_reached(Some(3.1), Some(3)));
+        assert!(are_reached(Some(3.0), Some(3)) && are_reached(Some(3.1), Some(2)));
+        let limits = Limits {
+            until: Some(Instant::now()),
+            ..Limits::default()
+        };
+        assert!(limits.are_reached(&report));
     }
 
     #[test]

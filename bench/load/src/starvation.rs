@@ -1,9 +1,10 @@
 //! `starvation`: does a runnable task wait for longer than its weight explains?
 //!
 //! Looks at every task of the system again and again, as a real-time task, so that no load keeps it
-//! from looking. A task that is runnable at two looks and has not run between them has waited all the
-//! time: to sleep and wake up again, it would have had to run. Where a task ran, the kernel's count of
-//! its waits (`/proc/PID/schedstat`) tells their mean, which the longest exceeds. So a wait that is
+//! from looking. A task that is runnable at two looks and has not run between them has waited all
+//! the time: to sleep and wake up again, it would have had to run. That wait is measured from after
+//! the first look at this task to before the later one. Where a task ran, the kernel's count of its
+//! waits (`/proc/PID/schedstat`) tells their mean, which the longest exceeds. So a wait that is
 //! reported is a lower bound of a real one.
 //!
 //! A fair scheduler owes a task one request, of two slices, before any other task gets more than two
@@ -13,8 +14,13 @@
 //! 2 requests x 2 slices x (weight of all runnable tasks) / (its own weight)
 //! ```
 //!
-//! That is the bound, plus what the machine itself may take, divided by the part of a CPU that real-time
-//! tasks leave, and at most `--longest-ms`: a sched_ext scheduler is ended if a task waits for 30 s.
+//! That is the bound, plus what the machine itself may take, divided by the part of a CPU that
+//! real-time tasks leave, and at most `--longest-ms`: a sched_ext scheduler is ended if a task waits
+//! for 30 s.
+//!
+//! It does not know `cpu.weight` or `cpu.max` of cgroups: a weight follows from the nice value only.
+//! In a light or throttled cgroup, a task may rightly wait for longer than its bound; in a heavy
+//! cgroup, the bound is longer than what the task is due.
 
 use std::collections::HashMap;
 use std::fs;
@@ -29,7 +35,8 @@ use crate::sys::{self, Policy};
 
 /// Look for runnable tasks that wait for longer than their weight explains.
 ///
-/// Exits with 2 if one did. Real-time and deadline tasks are not judged.
+/// Exits with 2 if one did. Real-time and deadline tasks are not judged. It knows nice values only,
+/// not cpu.weight or cpu.max of cgroups.
 #[derive(clap::Args)]
 pub struct Args {
     /// How long to look
@@ -75,6 +82,17 @@ struct Look {
     /// 0 for a real-time task.
     weight: u32,
     is_runnable: bool,
+}
+
+/// A look at a task, and when it was.
+#[derive(Clone, Copy)]
+struct Sight {
+    task: i32,
+    look: Look,
+    /// Before the first file of the task was read.
+    before: Instant,
+    /// After the last one was.
+    after: Instant,
 }
 
 /// A wait, with the bound that it is held against.
@@ -149,18 +167,19 @@ struct Watch {
 
 impl Watch {
     /// Takes in what a look found of all tasks.
-    fn look(&mut self, args: &Args, now: Instant, at: Duration, looks: &[(i32, Look)]) {
-        let runnable = looks.iter().filter(|(_, look)| look.is_runnable);
-        let load = runnable.map(|(_, look)| u64::from(look.weight)).sum();
+    fn look(&mut self, args: &Args, now: Instant, at: Duration, sights: &[Sight]) {
+        let runnable = sights.iter().filter(|sight| sight.look.is_runnable);
+        let load = runnable.map(|sight| u64::from(sight.look.weight)).sum();
         self.loads.push((now, load));
         self.loads
             .retain(|(then, _)| now.duration_since(*then) < REMEMBERED);
         let load = self.loads.iter().map(|(_, load)| *load).max().unwrap_or(0);
 
         let mut tasks = HashMap::new();
-        for &(tid, look) in looks {
-            let before = self.tasks.remove(&tid);
-            let (waited_ms, since) = waited(before.as_ref(), look, now);
+        for sight in sights {
+            let (tid, look) = (sight.task, sight.look);
+            let old = self.tasks.remove(&tid);
+            let (waited_ms, since) = waited(old.as_ref(), sight);
             tasks.insert(tid, Seen { look, since });
             if look.weight == 0 || waited_ms <= 0.0 {
                 continue;
@@ -195,15 +214,16 @@ impl Watch {
 
 /// Returns the shortest that the task's longest wait since the look before can have been, and since
 /// when it waits now.
-fn waited(before: Option<&Seen>, look: Look, now: Instant) -> (f64, Option<Instant>) {
-    let fresh = look.is_runnable.then_some(now);
-    let Some(Seen { look: old, since }) = before else {
+fn waited(old: Option<&Seen>, sight: &Sight) -> (f64, Option<Instant>) {
+    let look = sight.look;
+    let fresh = look.is_runnable.then_some(sight.after);
+    let Some(Seen { look: old, since }) = old else {
         return (0.0, fresh);
     };
     let has_run = look.slices != old.slices || look.ran_ns != old.ran_ns;
     match (has_run, look.is_runnable, since) {
         (false, true, Some(since)) => {
-            let waited = now.duration_since(*since);
+            let waited = sight.before.duration_since(*since);
             (waited.as_secs_f64() * 1e3, Some(*since))
         }
         (true, ..) if look.slices > old.slices => {
@@ -226,24 +246,31 @@ fn bound_ms(args: &Args, weight: u32, load: u64) -> f64 {
 }
 
 /// Looks at all tasks but this one.
-fn look_at_all() -> Vec<(i32, Look)> {
+fn look_at_all() -> Vec<Sight> {
     let own = std::process::id() as i32;
     let mut found = Vec::new();
     for pid in numbers("/proc").into_iter().filter(|pid| *pid != own) {
         for tid in numbers(&format!("/proc/{pid}/task")) {
             // Skip tasks that end meanwhile.
-            if let Some(look) = look_at(tid) {
-                found.push((tid, look));
-            }
+            found.extend(look_at(tid));
         }
     }
     found
 }
 
-fn look_at(tid: i32) -> Option<Look> {
+/// Looks at a task. The counts are read before the state, so that a task that runs in between does
+/// not seem to wait: the next look finds that its counts have changed.
+fn look_at(tid: i32) -> Option<Sight> {
+    let before = Instant::now();
     let counts = fs::read_to_string(format!("/proc/{tid}/schedstat")).ok()?;
     let stat = fs::read_to_string(format!("/proc/{tid}/stat")).ok()?;
-    parse(&counts, &stat)
+    let after = Instant::now();
+    Some(Sight {
+        task: tid,
+        look: parse(&counts, &stat)?,
+        before,
+        after,
+    })
 }
 
 /// Reads the files `schedstat` and `stat` of a task.
@@ -305,6 +332,16 @@ mod tests {
         }
     }
 
+    /// A look at a task that takes no time.
+    fn sight(look: Look, at: Instant) -> Sight {
+        Sight {
+            task: 1,
+            look,
+            before: at,
+            after: at,
+        }
+    }
+
     #[test]
     fn files_of_a_task_are_read() {
         let stat = "7 (a (b) c) R 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 POLICY 1 0 5 0 0 0 0 0 0 0 0 0 0 0 0 \
@@ -324,20 +361,41 @@ mod tests {
     fn a_task_that_is_runnable_and_does_not_run_waits() {
         let mut watch = Watch::default();
         let start = Instant::now();
-        let mut at = |ms, tasks: &[(i32, Look)]| {
+        let mut at = |ms, look| {
             let after = Duration::from_millis(ms);
-            watch.look(&args(), start + after, after, tasks);
+            let sight = sight(look, start + after);
+            watch.look(&args(), start + after, after, &[sight]);
             (watch.longest_ms, watch.starved.len())
         };
-        assert_eq!(at(0, &[(1, look(5, 5, 5, false))]), (0.0, 0));
+        assert_eq!(at(0, look(5, 5, 5, false)), (0.0, 0));
         // Runnable since this look at the latest.
-        assert_eq!(at(100, &[(1, look(5, 5, 5, true))]), (0.0, 0));
-        assert_eq!(at(200, &[(1, look(5, 5, 5, true))]), (100.0, 0));
+        assert_eq!(at(100, look(5, 5, 5, true)), (0.0, 0));
+        assert_eq!(at(200, look(5, 5, 5, true)), (100.0, 0));
         // Alone it is due after two requests and what the machine takes.
-        assert_eq!(at(400, &[(1, look(5, 5, 5, true))]), (300.0, 1));
+        assert_eq!(at(400, look(5, 5, 5, true)), (300.0, 1));
         // It runs without a switch, then it slept: neither is a wait.
-        assert_eq!(at(500, &[(1, look(9, 5, 5, true))]), (300.0, 1));
-        assert_eq!(at(600, &[(1, look(9, 5, 5, false))]), (300.0, 1));
+        assert_eq!(at(500, look(9, 5, 5, true)), (300.0, 1));
+        assert_eq!(at(600, look(9, 5, 5, false)), (300.0, 1));
+    }
+
+    #[test]
+    fn the_time_that_a_look_takes_is_no_wait() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let between = |before, after| Sight {
+            before: at(before),
+            after: at(after),
+            ..sight(look(5, 5, 5, true), start)
+        };
+        let seen = |sight: Sight, since| Seen {
+            look: sight.look,
+            since,
+        };
+        let first = between(0, 40);
+        let (waited_ms, since) = waited(None, &first);
+        assert_eq!((waited_ms, since), (0.0, Some(at(40))));
+        let (waited_ms, since) = waited(Some(&seen(first, since)), &between(100, 190));
+        assert_eq!((waited_ms, since), (60.0, Some(at(40))));
     }
 
     #[test]
@@ -346,7 +404,8 @@ mod tests {
             look: look(5, 0, 5, false),
             since: None,
         };
-        let (waited_ms, _) = waited(Some(&old), look(6, 900_000_000, 8, false), Instant::now());
+        let new = sight(look(6, 900_000_000, 8, false), Instant::now());
+        let (waited_ms, _) = waited(Some(&old), &new);
         assert_eq!(waited_ms, 300.0);
     }
 

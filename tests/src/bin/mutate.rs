@@ -1,9 +1,9 @@
-//! `mutate [--vm | --vm-only] [WORD...]`: applies the mutations of `mutations.rs` to a copy of the tree, one at a
-//! time, and runs the test that must find each. `make mutants` runs it.
+//! `mutate [--vm | --vm-only] [WORD...]`: applies the mutations of `mutations.rs` to a copy of the
+//! tree, one at a time, and runs the test that must find each. `make mutants` runs it.
 //!
-//! Without `--vm` only the mutations that native tests find, with `--vm-only` only the others. With words, only mutations in whose
-//! description all of them occur. The exit code is 1 if a test did not find its mutation, or if a
-//! mutant was not built.
+//! Without `--vm` it applies only the mutations that native tests find, with `--vm-only` only the
+//! others. With words, it applies only mutations in whose description all of them occur. The exit
+//! code is 1 if a test did not find its mutation, or if a mutant was not built.
 
 use std::fs;
 use std::path::Path;

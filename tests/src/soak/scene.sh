@@ -3,7 +3,8 @@
 #
 # Runs the disturbances together for a time, and beside them magpie-load starvation with the options
 # WATCH. A disturbance is a function below with its arguments. It counts what it did in lines
-# "count WHAT NUMBER", and the scene ends with the exit code of the watch.
+# "count WHAT NUMBER": only what succeeded, so that a test can rely on a count. The soak prints
+# lines with the word "failed". The scene ends with the exit code of the watch.
 seconds=$1
 watch=$2
 shift 2
@@ -35,6 +36,17 @@ end_hogs() {
 	wait $pids 2>/dev/null
 }
 
+# Wait for the hogs in $pids, and add to $n those that ran until `timeout` ended them. A hog whose
+# chrt or taskset fails ends with that program's code. busybox's timeout ends with 143, others with
+# 124.
+end_of_timeouts() {
+	for pid in $pids; do
+		wait "$pid" 2>/dev/null
+		case $? in 124 | 143) n=$((n + 1)) ;; esac
+	done
+	pids=
+}
+
 # A folder of cgroups of this scene, where tasks can be moved.
 group() {
 	mkdir -p "/sys/fs/cgroup/$1"
@@ -43,16 +55,18 @@ group() {
 stress() { # CLASS COUNT SEED
 	stress-ng --seed "$3" --"$1" "$2" --timeout "$seconds" --temp-path /tmp --metrics-brief >/tmp/stress 2>&1
 	code=$?
-	count "stress-ng $1" 1
-	# 3: this kernel or machine lacks something; 4: too little memory.
-	[ $code = 0 ] || [ $code = 3 ] || { echo "stress-ng --$1 ended with $code"; tail -n 5 /tmp/stress; }
+	case $code in
+	0) count "stress-ng $1" 1 ;;
+	# 3: memory or a system call is missing; 4: this machine or kernel has no such class.
+	3 | 4) count "stress-ng $1, skipped" 1 ;;
+	*) echo "stress-ng --$1 failed with $code: $(tail -n 5 /tmp/stress | tr '\n' ' ')" ;;
+	esac
 }
 
 hackbench_again() {
 	n=0
 	until over; do
-		hackbench -g 1 -l 50 >/dev/null || echo "hackbench failed"
-		n=$((n + 1))
+		if hackbench -g 1 -l 50 >/dev/null; then n=$((n + 1)); else echo "hackbench failed"; fi
 	done
 	count hackbench $n
 }
@@ -67,16 +81,15 @@ churn() { # TASKS SEED
 hotplug() { # CPUS
 	n=0
 	until over; do
-		for online in 0 1; do
-			for cpu in $(echo "$1" | tr , ' '); do
-				# The kernel refuses a CPU that deadline tasks need.
-				echo $online >/sys/devices/system/cpu/cpu$cpu/online 2>/dev/null && n=$((n + 1))
-			done
-			sleep 0.05
+		for cpu in $(echo "$1" | tr , ' '); do
+			# The kernel refuses a CPU that deadline tasks need.
+			echo 0 >/sys/devices/system/cpu/cpu$cpu/online 2>/dev/null && n=$((n + 1))
 		done
-	done
-	for cpu in $(echo "$1" | tr , ' '); do
-		echo 1 >/sys/devices/system/cpu/cpu$cpu/online
+		sleep 0.05
+		for cpu in $(echo "$1" | tr , ' '); do
+			echo 1 >/sys/devices/system/cpu/cpu$cpu/online
+		done
+		sleep 0.05
 	done
 	count hotplug $n
 }
@@ -121,9 +134,8 @@ cgroups() { # HOGS WEIGHTS LIMITS
 				echo "$weight" >/sys/fs/cgroup/a/cpu.weight
 				echo "$limit 10000" >/sys/fs/cgroup/a/b/cpu.max
 				sleep 0.05
-				echo 1 >/sys/fs/cgroup/a/cgroup.kill
+				echo 1 >/sys/fs/cgroup/a/cgroup.kill && n=$((n + 1))
 				wait
-				n=$((n + 1))
 				until rmdir /sys/fs/cgroup/a/b /sys/fs/cgroup/a 2>/dev/null; do sleep 0.01; done
 				over && break 2
 			done
@@ -135,17 +147,14 @@ cgroups() { # HOGS WEIGHTS LIMITS
 freezer() { # HOGS
 	group frozen
 	(
-		echo 0 >/sys/fs/cgroup/frozen/cgroup.procs
-		hogs "$1"
-		wait
+		echo 0 >/sys/fs/cgroup/frozen/cgroup.procs && hogs "$1" && wait
 	) 2>/dev/null &
 	n=0
 	until over; do
-		for freeze in 1 0; do
-			echo $freeze >/sys/fs/cgroup/frozen/cgroup.freeze
-			sleep 0.03
-		done
-		n=$((n + 1))
+		echo 1 >/sys/fs/cgroup/frozen/cgroup.freeze && n=$((n + 1))
+		sleep 0.03
+		echo 0 >/sys/fs/cgroup/frozen/cgroup.freeze
+		sleep 0.03
 	done
 	echo 1 >/sys/fs/cgroup/frozen/cgroup.kill
 	wait
@@ -177,10 +186,8 @@ realtime() { # CPUS
 		for cpu in $(echo "$1" | tr , ' '); do
 			timeout 0.1 taskset -c "$cpu" chrt -f 50 magpie-load burn &
 			pids="$pids $!"
-			n=$((n + 1))
 		done 2>/dev/null
-		wait $pids 2>/dev/null
-		pids=
+		end_of_timeouts
 		sleep 0.02
 	done
 	count "real-time hogs" $n
@@ -193,10 +200,8 @@ deadline() { # COUNT
 			timeout 0.1 chrt -d --sched-runtime 2000000 --sched-deadline 8000000 --sched-period 8000000 0 \
 				magpie-load burn 2>/dev/null &
 			pids="$pids $!"
-			n=$((n + 1))
 		done
-		wait $pids
-		pids=
+		end_of_timeouts
 	done
 	count "deadline hogs" $n
 }

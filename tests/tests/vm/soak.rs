@@ -2,16 +2,20 @@
 
 use anyhow::{Result, ensure};
 use magpie_tests::scheduler::VT8;
-use magpie_tests::soak::{soak, table};
+use magpie_tests::soak::{Limits, soak, table};
 
 /// The two first scenes of this seed: all CPUs but one go offline while the scheduler is killed and
 /// tasks are frozen, then real-time hogs run.
 const SEED: u64 = 2;
-const SECONDS: f64 = 2.0;
+const SCENES: u32 = 2;
 
 #[test]
 fn a_short_soak_finds_nothing() -> Result<()> {
-    let report = soak(VT8, SEED, SECONDS, None, &mut |line| println!("{line}"))?;
+    let limits = Limits {
+        scenes: Some(SCENES),
+        ..Limits::default()
+    };
+    let report = soak(VT8, SEED, limits, &mut |line| println!("{line}"))?;
     println!("{}", table(std::slice::from_ref(&report)));
     for what in [
         "kills of the scheduler",
