@@ -121,6 +121,15 @@ cpusets() { # HOGS CPUSETS
 	rmdir /sys/fs/cgroup/cpusets
 }
 
+# Wait until a cgroup has a task: one that moves there after cgroup.kill would live on. 0: it has.
+populated() { # GROUP
+	for _ in $(seq 100); do
+		grep -q . "/sys/fs/cgroup/$1/cgroup.procs" && return
+		sleep 0.05
+	done
+	return 1
+}
+
 # cgroups with weights and limits come, nested, are filled, and are killed with what is in them.
 cgroups() { # HOGS WEIGHTS LIMITS
 	n=0
@@ -134,7 +143,7 @@ cgroups() { # HOGS WEIGHTS LIMITS
 				echo "$weight" >/sys/fs/cgroup/a/cpu.weight
 				echo "$limit 10000" >/sys/fs/cgroup/a/b/cpu.max
 				sleep 0.05
-				echo 1 >/sys/fs/cgroup/a/cgroup.kill && n=$((n + 1))
+				populated a/b && echo 1 >/sys/fs/cgroup/a/cgroup.kill && n=$((n + 1))
 				wait
 				until rmdir /sys/fs/cgroup/a/b /sys/fs/cgroup/a 2>/dev/null; do sleep 0.01; done
 				over && break 2
@@ -150,6 +159,7 @@ freezer() { # HOGS
 		echo 0 >/sys/fs/cgroup/frozen/cgroup.procs && hogs "$1" && wait
 	) 2>/dev/null &
 	n=0
+	populated frozen
 	until over; do
 		echo 1 >/sys/fs/cgroup/frozen/cgroup.freeze && n=$((n + 1))
 		sleep 0.03
