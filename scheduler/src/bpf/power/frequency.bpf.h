@@ -271,10 +271,11 @@ static __noinline void look_at_load(struct cpu_state *state, const struct task_s
 	wanted = clamp_perf(wanted, floor, most);
 
 	/*
-	 * A kernel thread that has seen no tick raises nothing: it mostly runs for microseconds, and
-	 * would ask for what tasks of a lower uclamp use here.
+	 * A kernel thread that has seen no tick changes nothing: it mostly runs for microseconds. It
+	 * would ask for what tasks of a lower uclamp use here, or lower what the next task needs, and
+	 * schedutil drops a call that comes within half a millisecond of another.
 	 */
-	if (p->flags & PF_KTHREAD && !ts->ticks && wanted > state->perf_target) {
+	if (p->flags & PF_KTHREAD && !ts->ticks) {
 		state->enough = NOT_ENOUGH;
 		return;
 	}
