@@ -144,16 +144,9 @@ fn cpus_run_as_fast_as_their_tasks_need() -> Result<()> {
             share(&busy, ..=1000) > 0.98,
             "a hog of at most 256: {busy:?}"
         );
-        // The median of three: after a change schedutil is deaf for half a millisecond, and a burst that
-        // begins then runs at the lowest frequency to its end, a twentieth of the time.
-        let mut shares = Vec::new();
-        for _ in 0..3 {
-            let busy = light(guest, "uclampset -m 512")?;
-            println!("a light load with a minimum of 512: {busy:?}");
-            shares.push(share(&busy, MOST / 2..));
-        }
-        shares.sort_by(f64::total_cmp);
-        ensure!(shares[1] > 0.98, "at least 512: {shares:?}");
+        let busy = light(guest, "uclampset -m 512")?;
+        println!("a light load with a minimum of 512: {busy:?}");
+        ensure!(share(&busy, MOST / 2..) > 0.98, "at least 512: {busy:?}");
 
         a_target_that_another_cpu_set_becomes_a_frequency(guest)?;
 

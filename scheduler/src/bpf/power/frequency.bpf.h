@@ -107,7 +107,10 @@ static __always_inline u32 target_of(s32 cpu)
 	return rq ? rq->scx.cpuperf_target : 0;
 }
 
-/* Note the CPU's target; a look that is pending is done with. A task that needs more has a look when it begins to run. */
+/*
+ * Note the CPU's target; a look that is pending is done with. A task that needs more has a look when
+ * it begins to run.
+ */
 static __always_inline void note_target(struct cpu_state *state, u32 perf)
 {
 	state->perf_target = perf;
@@ -270,27 +273,21 @@ static __noinline void look_at_load(struct cpu_state *state, const struct task_s
 	ts->least_perf = clamp_perf(least > floor ? least : floor, 0, most);
 	wanted = clamp_perf(wanted, floor, most);
 
-	/*
-	 * A kernel thread that has seen no tick changes nothing: it mostly runs for microseconds. It
-	 * would ask for what tasks of a lower uclamp use here, or lower what the next task needs, and
-	 * schedutil drops a call that comes within half a millisecond of another.
-	 */
-	if (p->flags & PF_KTHREAD && !ts->ticks) {
-		state->enough = NOT_ENOUGH;
-		return;
-	}
-
 	want_perf(state, cpu, wanted, capacity, now);
 }
 
 /*
  * A task begins to run. Look if the CPU has idled and the last look is old; also if this task needs
- * more than the target, because it would run slowly until the next look.
+ * more than the target, because it would run slowly until the next look. A kernel thread that has
+ * seen no tick leaves the look to the next task, because it mostly runs for microseconds. It would ask
+ * for what tasks of a lower uclamp use here, or lower what the next task needs, and schedutil drops a
+ * call that comes within half a millisecond of another.
  */
 static __always_inline void perf_task_begins(struct cpu_state *state, const struct task_struct *p,
 					     struct task_state *ts, u64 now)
 {
-	if (frequency_enabled && ts->least_perf > state->enough)
+	if (frequency_enabled && ts->least_perf > state->enough &&
+	    !(p->flags & PF_KTHREAD && !ts->ticks))
 		look_at_load(state, p, ts, now, false);
 }
 
