@@ -6,7 +6,7 @@
  * CPUs. This file defines them, from the idle map and the kernel's tasks, and makes the searches
  * that several mechanisms share:
  *
- *   wakeup.bpf.h        choose_other_cpu() any idle CPU, in the order of its page
+ *   wakeup.bpf.h        choose_cpu()       any idle CPU, in the order of its page
  *   spread.bpf.h        pick_idle_core()   only an idle core
  *   balance/push.bpf.h  pick_idle_for()    an idle CPU for a task that already waits
  *

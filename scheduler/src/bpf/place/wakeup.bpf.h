@@ -90,15 +90,14 @@ static __always_inline s32 place_plainly(struct task_struct *p, s32 prev_cpu, u6
 	return cpu >= 0 ? cpu : queue_for(p, prev_cpu);
 }
 
-/* Note which moves are worth their cost to a task that its previous CPU does not take. */
-static __always_inline void weigh_moves(struct placement *at, const struct task_struct *p,
-					const struct task_state *ts, s32 prev_cpu)
+/* A question of portable/placement.h, as those of search.bpf.h. */
+void weigh_moves(struct placement *at, const struct task_struct *p, const struct task_state *ts)
 {
 	bool must_be_fast = needs_fast(p);
 
 	at->may_go_far = must_be_fast || ((ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS ||
-					   !READ_ONCE(state_of(prev_cpu)->sleeps_soon)) &&
-					  would_wait_for_longer(ts, prev_cpu, at->now));
+					   !READ_ONCE(state_of(at->previous)->sleeps_soon)) &&
+					  would_wait_for_longer(ts, at->previous, at->now));
 	at->core_is_worth_it = must_be_fast || (wants_idle_core() &&
 						(ts->cpu < 0 || ts->avg_burst >= WORTH_A_CORE_NS) &&
 						is_worth_a_far_core(ts));
@@ -127,14 +126,7 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 		.outlasts_waker = ts->avg_burst >= WORTH_A_CORE_NS,
 		.may_preempt = p->policy != SCHED_IDLE,
 	};
-	u32 step;
-
-	if (take(&at, p, at.previous)) {
-		step = STEP_PREVIOUS;
-	} else {
-		weigh_moves(&at, p, ts, prev_cpu);
-		step = choose_other_cpu(&at, p);
-	}
+	u32 step = choose_cpu(&at, p, ts);
 
 	note_wakeup(state, at.now);
 	if (move_cost_enabled && ts->cpu >= 0 && step != STEP_QUEUE)

@@ -27,6 +27,7 @@ enum wakeup_step {
 #define NO_CPU (~0U)
 
 struct task_struct;
+struct task_state;
 
 struct placement {
 	u64 now;
@@ -37,7 +38,8 @@ struct placement {
 	bool is_sync; /* a sync wakeup: the waker says that it will sleep soon */
 	bool wants_core; /* idle cores before idle CPUs */
 	bool wants_fast; /* a slow CPU only if no fast one is idle */
-	bool may_go_far; /* a move to another LLC is worth its cost */
+	/* Which moves are worth their cost: weigh_moves() says so once the previous CPU is taken. */
+	bool may_go_far; /* to another LLC */
 	bool core_is_worth_it; /* ... if it would share a core in its LLC, or must be on a fast one */
 	bool outlasts_waker; /* long bursts: may share the core of a waker that will sleep soon */
 	bool may_preempt; /* a CPU that runs a SCHED_IDLE task counts as idle */
@@ -67,6 +69,9 @@ __by_includer bool is_alone_on_core(u32 cpu);
 __by_includer bool are_siblings(u32 cpu, u32 other);
 /* Return whether the waker is expected to sleep soon, and no other task waits for its CPU. */
 __by_includer bool leaves_cpu(const struct placement *at);
+/* Set at->may_go_far and at->core_is_worth_it for the task. */
+__by_includer void weigh_moves(struct placement *at, const struct task_struct *task,
+			       const struct task_state *ts);
 __by_includer u32 cpu_to_llc(u32 cpu);
 /* Return the i-th other LLC, nearest first, from 1. */
 __by_includer u32 nth_llc(u32 llc, u32 i);
@@ -268,14 +273,19 @@ __proved_once int search_idle(struct placement *at __arg_nonnull,
 }
 
 /*
- * The task's previous CPU does not take it: ask the others in the order of enum wakeup_step, until
- * one does. Returns the step; at->cpu is the CPU, which is claimed unless the step is STEP_WAKER or
- * STEP_QUEUE.
+ * Ask the CPUs in the order of enum wakeup_step, until one takes the task. Returns the step;
+ * at->cpu is the CPU, which is claimed unless the step is STEP_WAKER or STEP_QUEUE.
  */
-static inline int choose_other_cpu(struct placement *at, struct task_struct *task)
+static inline int choose_cpu(struct placement *at, struct task_struct *task,
+			     const struct task_state *ts)
 {
 	at->cpu = at->previous;
 
+	/* Most wakeups end here, before anything is weighed. */
+	if (take(at, task, at->previous))
+		return STEP_PREVIOUS;
+
+	weigh_moves(at, task, ts);
 	if (at->recent != NO_CPU && at->recent != at->previous && at->recent != at->waker &&
 	    cpu_to_llc(at->recent) == cpu_to_llc(at->waker) && take(at, task, at->recent))
 		return STEP_RECENT;
