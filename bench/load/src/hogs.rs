@@ -80,7 +80,7 @@ pub fn run(args: &Args) -> Result<Finding> {
     let total: f64 = times.iter().map(|(ran, _)| ran).sum();
     let weights: Vec<f64> = hogs
         .iter()
-        .map(|(nice, policy)| weight(*nice, *policy))
+        .map(|(nice, policy)| f64::from(sys::weight(*nice, *policy)))
         .collect();
     let fair = fair_times(&weights, total, elapsed);
     let results: Vec<Hog> = hogs
@@ -194,20 +194,6 @@ fn measure(hogs: &[(i32, Policy)], args: &Args) -> Result<(f64, Vec<(f64, f64)>)
     Ok((elapsed, times))
 }
 
-/// The kernel's load weight of a nice value (a step is 1.25, nice 0 is 1024; the kernel's table
-/// holds these rounded values) and of SCHED_IDLE, which has 3 whatever its nice value.
-fn weight(nice: i32, policy: Policy) -> f64 {
-    const WEIGHTS: [u32; 40] = [
-        88761, 71755, 56483, 46273, 36291, 29154, 23254, 18705, 14949, 11916, 9548, 7620, 6100,
-        4904, 3906, 3121, 2501, 1991, 1586, 1277, 1024, 820, 655, 526, 423, 335, 272, 215, 172,
-        137, 110, 87, 70, 56, 45, 36, 29, 23, 18, 15,
-    ];
-    match policy {
-        Policy::Idle => 3.0,
-        _ => f64::from(WEIGHTS[(nice + 20).clamp(0, 39) as usize]),
-    }
-}
-
 /// Divides `total` among hogs by weight. No hog gets more than `cap`; the rest of a capped hog's
 /// share is divided among the others.
 fn fair_times(weights: &[f64], total: f64, cap: f64) -> Vec<f64> {
@@ -250,14 +236,6 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_the_kernels() {
-        assert_eq!(weight(0, Policy::Other), 1024.0);
-        assert_eq!(weight(-20, Policy::Batch), 88761.0);
-        assert_eq!(weight(19, Policy::Other), 15.0);
-        assert_eq!(weight(0, Policy::Idle), 3.0);
-    }
-
-    #[test]
     fn shares_are_measured_against_fair_ones() {
         let hog = |cpu_s: f64, fair: f64| Hog {
             nice: 0,
@@ -278,7 +256,7 @@ mod tests {
             nice in prop::collection::vec(-20_i32..20, 1..40),
             used in 0.05_f64..1.0,
         ) {
-            let weights: Vec<f64> = nice.iter().map(|n| weight(*n, Policy::Other)).collect();
+            let weights: Vec<f64> = nice.iter().map(|n| f64::from(sys::weight(*n, Policy::Other))).collect();
             let cap = 10.0;
             let total = used * cap * weights.len() as f64;
             let fair = fair_times(&weights, total, cap);

@@ -65,14 +65,6 @@ pub struct Args {
 /// For how long a sum of weights counts after it was seen, because waits began with it.
 const REMEMBERED: Duration = Duration::from_secs(10);
 
-/// The kernel's weights of nice values, from -20 to 19.
-const WEIGHTS: [u32; 40] = [
-    88761, 71755, 56483, 46273, 36291, 29154, 23254, 18705, 14949, 11916, 9548, 7620, 6100, 4904,
-    3906, 3121, 2501, 1991, 1586, 1277, 1024, 820, 655, 526, 423, 335, 272, 215, 172, 137, 110, 87,
-    70, 56, 45, 36, 29, 23, 18, 15,
-];
-const IDLE_WEIGHT: u32 = 3;
-
 /// What a look finds of a task.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Look {
@@ -249,8 +241,8 @@ fn bound_ms(args: &Args, weight: u32, load: u64) -> f64 {
 fn look_at_all() -> Vec<Sight> {
     let own = std::process::id() as i32;
     let mut found = Vec::new();
-    for pid in numbers("/proc").into_iter().filter(|pid| *pid != own) {
-        for tid in numbers(&format!("/proc/{pid}/task")) {
+    for pid in sys::numbers("/proc").into_iter().filter(|pid| *pid != own) {
+        for tid in sys::numbers(&format!("/proc/{pid}/task")) {
             // Skip tasks that end meanwhile.
             found.extend(look_at(tid));
         }
@@ -287,18 +279,11 @@ fn parse(counts: &str, stat: &str) -> Option<Look> {
         slices: count()?,
         weight: match policy {
             libc::SCHED_FIFO | libc::SCHED_RR | libc::SCHED_DEADLINE => 0,
-            libc::SCHED_IDLE => IDLE_WEIGHT,
-            _ => *WEIGHTS.get(usize::try_from(nice + 20).ok()?)?,
+            libc::SCHED_IDLE => sys::weight(nice, Policy::Idle),
+            _ => sys::weight(nice, Policy::Other),
         },
         is_runnable: *fields.first()? == "R",
     })
-}
-
-fn numbers(folder: &str) -> Vec<i32> {
-    let entries = fs::read_dir(folder).into_iter().flatten();
-    entries
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .collect()
 }
 
 fn name_of(tid: i32) -> String {
@@ -352,7 +337,7 @@ mod tests {
         };
         assert_eq!(parsed("0", "0"), look(10, 20, 30, true));
         assert_eq!(parsed("19", "3").weight, 15);
-        assert_eq!(parsed("0", "5").weight, IDLE_WEIGHT);
+        assert_eq!(parsed("0", "5").weight, 3);
         assert_eq!(parsed("0", "1").weight, 0);
         assert!(parse("10", stat).is_none() && parse("1 2 3", "").is_none());
     }

@@ -189,6 +189,29 @@ pub fn set_policy(tid: i32, policy: Policy) -> Result<()> {
     Ok(())
 }
 
+/// Returns the kernel's load weight of a nice value (a step is 1.25, nice 0 is 1024; the kernel's table
+/// holds these rounded values) and of SCHED_IDLE, which has 3 whatever its nice value.
+pub fn weight(nice: i32, policy: Policy) -> u32 {
+    const WEIGHTS: [u32; 40] = [
+        88761, 71755, 56483, 46273, 36291, 29154, 23254, 18705, 14949, 11916, 9548, 7620, 6100,
+        4904, 3906, 3121, 2501, 1991, 1586, 1277, 1024, 820, 655, 526, 423, 335, 272, 215, 172,
+        137, 110, 87, 70, 56, 45, 36, 29, 23, 18, 15,
+    ];
+    match policy {
+        Policy::Idle => 3,
+        _ => WEIGHTS[(nice + 20).clamp(0, 39) as usize],
+    }
+}
+
+/// Returns the names in a folder that are numbers: the processes of `/proc`, the threads of
+/// `/proc/PID/task`. None if the process has ended.
+pub fn numbers(folder: &str) -> Vec<i32> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten();
+    entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
 /// A forked process that runs a function. Killed and reaped when dropped; dies with its parent.
 #[derive(Debug)]
 pub struct Child(Pid);
@@ -404,5 +427,18 @@ pub fn parse_seconds(text: &str) -> Result<Duration> {
     match text.trim_end_matches('s').parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= 86_400.0 => Ok(Duration::from_secs_f64(seconds)),
         _ => bail!("`{text}` is not a time in seconds such as 10 or 0.5"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_the_kernels() {
+        assert_eq!(weight(0, Policy::Other), 1024);
+        assert_eq!(weight(-20, Policy::Batch), 88761);
+        assert_eq!(weight(19, Policy::Other), 15);
+        assert_eq!(weight(0, Policy::Idle), 3);
     }
 }

@@ -293,15 +293,9 @@ fn around(stretch: &Stretch, trace: &Trace) -> Vec<String> {
 
 /// The affinity of every task in the system.
 fn affinities() -> HashMap<i32, CpuSet> {
-    let numbers = |folder: &str| -> Vec<i32> {
-        let entries = std::fs::read_dir(folder).into_iter().flatten();
-        entries
-            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-            .collect()
-    };
     let mut found = HashMap::new();
-    for pid in numbers("/proc") {
-        for tid in numbers(&format!("/proc/{pid}/task")) {
+    for pid in sys::numbers("/proc") {
+        for tid in sys::numbers(&format!("/proc/{pid}/task")) {
             // Skip tasks that have ended meanwhile.
             if let Ok(cpus) = sys::affinity(tid) {
                 found.insert(tid, cpus);
