@@ -132,8 +132,10 @@ fn boot(name: &str) -> Result<TestGuest> {
     if machine.virtual_time.is_none() {
         machine.virtual_time = Machine::find(VT8)?.virtual_time;
     }
-    // stress-ng is the host's, as Debian's packages for guests are of another release.
-    let host = ["stress-ng", "chrt", "uclampset"].map(|name| PathBuf::from("/usr/bin").join(name));
+    // stress-ng is the host's, as Debian's packages for guests are of another release. The guest's own
+    // timeout ends a program after whole seconds only.
+    let host = ["stress-ng", "chrt", "uclampset", "timeout"]
+        .map(|name| PathBuf::from("/usr/bin").join(name));
     let scene = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/soak/scene.sh");
     boot_machine(GuestOptions {
         machine,
@@ -161,16 +163,15 @@ fn play(guest: &mut Guest, scene: &Scene, report: &mut Report) -> Result<()> {
         arguments.join(" ")
     );
     shell(guest, &format!("rm -f /tmp/ended\n{start}"))?;
-    let mut loads = 0;
     for turn in &scene.turns {
         turn.play(guest, report)?;
-        loads += 1;
     }
     let said = shell(
         guest,
         "while [ ! -s /tmp/ended ]; do sleep 0.1; done; cat /tmp/scene; echo code $(cat /tmp/ended)",
     )?;
     read_scene(&said, report)?;
+    let mut loads = scene.turns.len() as u64;
     if loads > 0 {
         // The next scene shall begin with the defaults.
         scenes::start_anew(guest, MAGPIE, report)?;

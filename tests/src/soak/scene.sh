@@ -37,12 +37,11 @@ end_hogs() {
 }
 
 # Wait for the hogs in $pids, and add to $n those that ran until `timeout` ended them. A hog whose
-# chrt or taskset fails ends with that program's code. busybox's timeout ends with 143, others with
-# 124.
+# chrt or taskset fails ends with that program's code.
 end_of_timeouts() {
 	for pid in $pids; do
 		wait "$pid" 2>/dev/null
-		case $? in 124 | 143) n=$((n + 1)) ;; esac
+		[ $? = 124 ] && n=$((n + 1))
 	done
 	pids=
 }
@@ -189,12 +188,12 @@ clamps() { # HOGS VALUES
 	count uclamp $n
 }
 
-# Real-time hogs hold these CPUs for moments. `timeout` is no real-time task.
+# Real-time hogs hold these CPUs for moments. `timeout` is no real-time task, and not that of the shell.
 realtime() { # CPUS
 	n=0
 	until over; do
 		for cpu in $(echo "$1" | tr , ' '); do
-			timeout 0.1 taskset -c "$cpu" chrt -f 50 magpie-load burn &
+			/bin/timeout 0.1 taskset -c "$cpu" chrt -f 50 magpie-load burn &
 			pids="$pids $!"
 		done 2>/dev/null
 		end_of_timeouts
@@ -207,7 +206,7 @@ deadline() { # COUNT
 	n=0
 	until over; do
 		for i in $(seq "$1"); do
-			timeout 0.1 chrt -d --sched-runtime 2000000 --sched-deadline 8000000 --sched-period 8000000 0 \
+			/bin/timeout 0.1 chrt -d --sched-runtime 2000000 --sched-deadline 8000000 --sched-period 8000000 0 \
 				magpie-load burn 2>/dev/null &
 			pids="$pids $!"
 		done
