@@ -160,17 +160,23 @@ fn two_runs_of_several_guests_are_the_same() -> Result<()> {
     Ok(())
 }
 
-/// Without cgroups a guest that uses fewer CPUs gets less of the host, so a guest that gives way to its
-/// neighbour would get less and less: one CPU of nine, where all of them had half of the host.
-#[test]
-fn scx_magpie_does_not_give_way_where_that_costs_it_its_share() -> Result<()> {
-    let busy = "magpie-load hogs --count 8 --seconds 4 >/dev/null";
-    let mut guests = [guest("ours", busy)?, guest("neighbour", busy)?];
+/// Returns two guests of 8 vCPUs, ours under scx_magpie, and what each runs.
+fn ours_and_a_neighbour(ours: &str, neighbour: &str) -> Result<[HostGuest; 2]> {
+    let mut guests = [guest("ours", ours)?, guest("neighbour", neighbour)?];
     for guest in &mut guests {
         guest.options.machine = Machine::find("vt8on2")?;
     }
     guests[0].options.files.push(program("scx_magpie")?);
     guests[0].scheduler = Some(vec!["/bin/scx_magpie".to_string()]);
+    Ok(guests)
+}
+
+/// Without cgroups a guest that uses fewer CPUs gets less of the host, so a guest that gives way to its
+/// neighbour would get less and less: one CPU of nine, where all of them had half of the host.
+#[test]
+fn scx_magpie_does_not_give_way_where_that_costs_it_its_share() -> Result<()> {
+    let busy = "magpie-load hogs --count 8 --seconds 4 >/dev/null";
+    let guests = ours_and_a_neighbour(busy, busy)?;
     let host = Host {
         cgroups: false,
         start_seconds: Host::START_SECONDS,
@@ -193,12 +199,7 @@ fn work_in_bursts_takes_back_a_host_that_is_free_again() -> Result<()> {
         "{busy}; scx_magpie preferred; for i in 1 2 3 4 5 6; do sleep 2; \
          magpie-load hogs --count 8 --seconds 0.4 >/dev/null; done; scx_magpie preferred"
     );
-    let mut guests = [guest("ours", &bursts)?, guest("neighbour", busy)?];
-    for guest in &mut guests {
-        guest.options.machine = Machine::find("vt8on2")?;
-    }
-    guests[0].options.files.push(program("scx_magpie")?);
-    guests[0].scheduler = Some(vec!["/bin/scx_magpie".to_string()]);
+    let guests = ours_and_a_neighbour(&bursts, busy)?;
     let host = Host {
         start_seconds: Host::START_SECONDS,
         ..host()
