@@ -340,7 +340,7 @@ fn check_time(guest: &mut Guest, machine: &Machine, timeout: u64) -> Result<()> 
     ensure!(
         check.holds,
         "the machine {} does not keep time: loops must be within 1 %, sleep within the window, an \
-         interrupt and its answer within two",
+         interrupt and its answer within two and, with memory, 32 lines of the furthest latency",
         machine.name
     );
     Ok(())
@@ -354,6 +354,7 @@ fn check_memory(guest: &mut Guest, machine: &Machine, memory: &Memory, timeout: 
     let rows = [
         ("pointer chase", &check.chase),
         ("compare-and-swap of a line from", &check.transfers),
+        ("a load after a move to", &check.moves),
         ("strings", &check.strings),
         ("fetch_add on one line", &check.contended),
         ("triad", &check.bandwidth),

@@ -83,6 +83,8 @@ struct cpu_memory {
 	unsigned int next_stream;
 	uint64_t rest_ps; /* stalls that the score lacks, less than an instruction takes */
 	uint64_t locked_line; /* virtual line of the last locked instruction's load */
+	uint64_t copied_line; /* virtual line of the last string instruction's store */
+	uint64_t copied_bytes; /* of string instructions, not charged yet */
 
 	uint64_t nr[NR_CAUSES], stall_ps[NR_CAUSES];
 	uint64_t string_bytes, string_ps;
@@ -151,7 +153,11 @@ static uint64_t tag_of(const struct cpu_memory *c, uint64_t vaddr)
 	return (vaddr >> (LINE_SHIFT - 1) & TAG_LINE) | space_of(c, vaddr);
 }
 
-/* Where a front has a virtual address: neighbouring lines in other sets, pages in other ways. */
+/*
+ * Where a front has a virtual address: neighbouring lines in other sets, pages in other ways. Which
+ * way is a hash of the page, because the hot pages of a kernel are alike in their lowest bits: the
+ * first page of each CPU's data, the last one of each stack.
+ */
 static unsigned int front_set(uint64_t vaddr)
 {
 	return vaddr >> LINE_SHIFT & (FRONT_SETS - 1);
@@ -159,7 +165,7 @@ static unsigned int front_set(uint64_t vaddr)
 
 static unsigned int front_way(uint64_t vaddr)
 {
-	return vaddr >> PAGE_SHIFT & (FRONT_WAYS - 1);
+	return (uint32_t)(vaddr >> PAGE_SHIFT) * 0x9e3779b1u >> (32 - FRONT_WAY_BITS);
 }
 
 static uint64_t *front_slot(struct cpu_memory *c, uint64_t vaddr)
@@ -410,27 +416,37 @@ static void locked_store(unsigned int index, uint32_t info, uint64_t vaddr, void
 		locked(index, info, vaddr, userdata);
 }
 
+/* Charge the bytes that string instructions have written since the last charge. */
+static void charge_copy(struct cpu_memory *c, struct vcpu *v, uint64_t more_ps)
+{
+	const uint64_t ps = c->copied_bytes * ps_per_kib / 1024 + more_ps;
+
+	c->string_bytes += c->copied_bytes;
+	c->string_ps += ps;
+	c->copied_bytes = 0;
+	stall(c, v, ps);
+}
+
 /* Before a string instruction that writes: charge what it costs whatever its length. */
 static void copy_begins(unsigned int index, void *userdata)
 {
-	struct cpu_memory *c = &cpus[index];
-	const uint64_t ps = memory_options.string_start_ns * 1000;
-
 	(void)userdata;
-	c->string_ps += ps;
-	stall(c, &vcpus[index], ps);
+	charge_copy(&cpus[index], &vcpus[index], memory_options.string_start_ns * 1000);
 }
 
-/* A store of such an instruction: charge its bytes, and then the store itself. */
+/*
+ * A store of such an instruction: once in a line, charge its bytes, and then the store itself. An
+ * instruction has up to 65536 stores.
+ */
 static void copy_store(unsigned int index, uint32_t info, uint64_t vaddr, void *userdata)
 {
 	struct cpu_memory *c = &cpus[index];
-	const uint64_t bytes = 1ULL << qemu_plugin_mem_size_shift(info);
-	const uint64_t ps = bytes * ps_per_kib / 1024;
 
-	c->string_bytes += bytes;
-	c->string_ps += ps;
-	stall(c, &vcpus[index], ps);
+	c->copied_bytes += 1ULL << qemu_plugin_mem_size_shift(info);
+	if (c->copied_line == vaddr >> LINE_SHIFT)
+		return;
+	c->copied_line = vaddr >> LINE_SHIFT;
+	charge_copy(c, &vcpus[index], 0);
 	store(index, info, vaddr, userdata);
 }
 

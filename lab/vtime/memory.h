@@ -64,11 +64,13 @@ enum source {
 struct cache {
 	uint32_t *entries; /* the ways of each set, the most recently used first */
 	uint32_t sets, ways;
+	uint64_t reciprocal; /* of the number of sets, times 2^64 */
 };
 
 /* A filter before L1, by virtual address: a line that it has needs no look-up. See memory.c. */
 #define FRONT_SETS 64
-#define FRONT_WAYS 8
+#define FRONT_WAY_BITS 3
+#define FRONT_WAYS (1 << FRONT_WAY_BITS)
 
 struct front {
 	uint64_t tag[FRONT_SETS][FRONT_WAYS];

@@ -46,6 +46,9 @@ pub struct MemoryCheck {
     pub chase: Vec<Figure>,
     /// A compare-and-swap of a line that another CPU has written: medians by distance.
     pub transfers: Vec<Figure>,
+    /// A walk through a thread's memory after the thread has moved to another CPU: by distance and
+    /// size.
+    pub moves: Vec<Figure>,
     /// A repeated string instruction.
     pub strings: Vec<Figure>,
     /// A `fetch_add` on a line to which several CPUs add at once: the time of one addition of each.
@@ -123,6 +126,7 @@ impl MemoryCheck {
         let all = [
             &self.chase,
             &self.transfers,
+            &self.moves,
             &self.strings,
             &self.contended,
             &self.bandwidth,
@@ -149,6 +153,7 @@ pub fn run_memory(
     Ok(MemoryCheck {
         chase: run.chase()?,
         transfers: run.transfers()?,
+        moves: run.moves()?,
         strings: run.strings()?,
         contended: run.contended()?,
         bandwidth: run.bandwidth()?,
@@ -381,10 +386,10 @@ fn pairs(cpus: &[Cpu], is_so: &dyn Fn(&Cpu, &Cpu) -> bool) -> Vec<(u32, u32)> {
 }
 
 /// A distance between CPUs: its name, its latency, and the pairs of CPUs that are measured.
-struct Distance {
-    what: &'static str,
-    latency_ns: f64,
-    pairs: Vec<(u32, u32)>,
+pub(super) struct Distance {
+    pub(super) what: &'static str,
+    pub(super) latency_ns: f64,
+    pub(super) pairs: Vec<(u32, u32)>,
 }
 
 /// Nanoseconds of a line's way between two CPUs.
@@ -412,7 +417,7 @@ fn mean_transfer(memory: &Memory, cpus: &[Cpu]) -> f64 {
 }
 
 /// Returns all distances. One that the machine does not have has no pairs.
-fn distances(memory: &Memory, cpus: &[Cpu]) -> [Distance; 4] {
+pub(super) fn distances(memory: &Memory, cpus: &[Cpu]) -> [Distance; 4] {
     let distance = |what, latency_ns, is_so: &dyn Fn(&Cpu, &Cpu) -> bool| Distance {
         what,
         latency_ns,

@@ -76,7 +76,8 @@ pub fn breakpoint_plugin(progress: &Progress) -> Result<PathBuf> {
     Ok(built(progress)?.join("magpie-breakpoint.so"))
 }
 
-/// Returns the self-check that runs in a guest: `vtime-check MIPS WINDOW_NS SMT_FACTOR`.
+/// Returns the self-check that runs in a guest: `vtime-check MIPS WINDOW_NS
+/// SMT_FACTOR MISSES_NS`.
 pub fn check_program(progress: &Progress) -> Result<PathBuf> {
     Ok(built(progress)?.join("vtime-check"))
 }

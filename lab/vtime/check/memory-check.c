@@ -4,6 +4,8 @@
  * needs only a kernel. The lab compares the figures with the machine's table.
  *
  *	memory-check chase CPU HOME KIB...	a random walk through memory of each size
+ *	memory-check move FROM TO KIB...	the same walk before and after the thread moves
+ *						between two CPUs, for each size
  *	memory-check transfer A B		CPU B takes lines that CPU A has written,
  *						beyond what it takes for its own
  *	memory-check copy CPU BYTES...		repeated string stores into L1
@@ -38,6 +40,7 @@
 #define ROUNDS 51
 #define HANDOVERS 1001 /* longer together than the kernel's other work, so a median is right */
 #define LEAST_LOADS 32768
+#define MOVES 3
 #define LINES 64 /* of a transfer: few, so that L1 keeps them */
 #define MAX_ADDERS 1024
 #define ADDITIONS 200 /* of a CPU between two looks at the clock */
@@ -170,6 +173,43 @@ static int chase(int cpu, int home, int nr, char **kib)
 		start = now_ns();
 		p = walk(p, loads);
 		printf("%.3f\n", (now_ns() - start) / loads);
+		munmap(memory, bytes);
+	}
+	return 0;
+}
+
+/*
+ * Print the time of a load on CPU @from, to which the lines belong, and then on CPU @to, for each
+ * size.
+ */
+static int move(int from, int to, int nr, char **kib)
+{
+	for (int i = 0; i < nr; i++) {
+		const size_t bytes = strtoull(kib[i], NULL, 10) * 1024, lines = bytes / LINE;
+		double before[MOVES], after[MOVES];
+		char *memory;
+		void **p;
+
+		pin(from);
+		memory = allocate(bytes);
+		p = make_cycle(memory, lines);
+		for (int n = 0; n < MOVES; n++) {
+			double start;
+
+			/* Written, because a line that was only read stays on both CPUs. */
+			for (size_t line = 0; line < lines; line++)
+				((volatile uint64_t *)(memory + line * LINE))[1] = n;
+			p = walk(p, lines);
+			start = now_ns();
+			p = walk(p, lines);
+			before[n] = (now_ns() - start) / lines;
+			pin(to);
+			start = now_ns();
+			p = walk(p, lines);
+			after[n] = (now_ns() - start) / lines;
+			pin(from);
+		}
+		printf("%.3f\n%.3f\n", median(before, MOVES), median(after, MOVES));
 		munmap(memory, bytes);
 	}
 	return 0;
@@ -444,6 +484,8 @@ int main(int argc, char **argv)
 
 	if (!strcmp(what, "chase") && argc > 4)
 		return chase(atoi(argv[2]), atoi(argv[3]), argc - 4, argv + 4);
+	if (!strcmp(what, "move") && argc > 4)
+		return move(atoi(argv[2]), atoi(argv[3]), argc - 4, argv + 4);
 	if (!strcmp(what, "transfer") && argc == 4)
 		return transfer(atoi(argv[2]), atoi(argv[3]));
 	if (!strcmp(what, "copy") && argc > 3)
@@ -456,8 +498,9 @@ int main(int argc, char **argv)
 		return pages(atoi(argv[2]), argc - 3, argv + 3);
 	if (!strcmp(what, "syscall") && argc == 4)
 		return system_call(atoi(argv[2]), strtoul(argv[3], NULL, 10));
-	fprintf(stderr, "usage: memory-check chase CPU HOME KIB... | transfer A B | "
-			"copy CPU BYTES... | contend CPU CPU... | triad KIB CPU... | "
-			"syscall CPU CALLS | pages CPU PAGES...\n");
+	fprintf(stderr,
+		"usage: memory-check chase CPU HOME KIB... | move FROM TO KIB... | "
+		"transfer A B | copy CPU BYTES... | contend CPU CPU... | triad KIB CPU... | "
+		"syscall CPU CALLS | pages CPU PAGES...\n");
 	return 2;
 }

@@ -30,6 +30,7 @@ fn memory_costs_what_the_table_says() -> Result<()> {
     ensure!(
         check.chase.len() == 12
             && check.transfers.len() == 3
+            && check.moves.len() == 11
             && check.strings.len() == 2
             && check.contended.len() == 2
             && check.bandwidth.len() == 4
@@ -69,6 +70,7 @@ fn without_the_table_memory_costs_nothing() -> Result<()> {
     let latencies = [
         &check.chase,
         &check.transfers,
+        &check.moves,
         &check.strings,
         &check.contended,
         &check.pages,
@@ -104,7 +106,12 @@ fn each_part_of_the_memory_has_a_switch() -> Result<()> {
             "{part:?}"
         );
     }
-    let others = [&check.chase, &check.transfers, &check.contended];
+    let others = [
+        &check.chase,
+        &check.transfers,
+        &check.moves,
+        &check.contended,
+    ];
     ensure!(
         others.into_iter().flatten().all(Figure::holds),
         "{}",
