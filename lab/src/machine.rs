@@ -4,7 +4,7 @@
 //! are the TOML files of `lab/machines/`, embedded in the program. Users describe their own
 //! machines in files of the same form. See `docs/lab.md` for the format.
 
-mod frequency;
+pub(crate) mod frequency;
 mod memory;
 mod virtual_time;
 
@@ -32,6 +32,10 @@ pub struct Llc {
     /// Node of the LLC (0 if absent).
     #[serde(default)]
     pub node: u32,
+    /// Highest frequency of slow cores, on a hybrid machine (a fast core if absent).
+    /// See `docs/virtual-time.md`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slow_mhz: Option<u32>,
 }
 
 // Defaults of keys that a machine file leaves out.
@@ -112,6 +116,7 @@ presets!(
     "vt8-mem",
     "vt16",
     "vt16freq",
+    "vt8hybrid",
     "vt64",
     "xeon-8380",
     "threadripper-3970x",
@@ -227,6 +232,7 @@ impl Machine {
             let has_smt = self.llc.iter().any(|llc| llc.threads > 1);
             time.check(self.memory_mib, has_smt)?;
         }
+        frequency::check_slow_cores(self)?;
         ensure!(
             self.memory_mib >= 256,
             "memory_mib is {}, at least 256 are needed to boot",
