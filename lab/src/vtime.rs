@@ -32,7 +32,7 @@ pub use self::fidelity::{
 pub use self::plugin::memory_program;
 
 use crate::emulator::{self, Emulator};
-use crate::machine::{Machine, VirtualTime, frequency};
+use crate::machine::{Machine, VirtualTime};
 use crate::options::{Accelerator, GuestOptions};
 
 /// Name of the plugin's report in the folder of a run.
@@ -95,7 +95,7 @@ pub(crate) fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
             .files
             .push(plugin::memory_program(&options.progress)?);
     }
-    let is_hybrid = frequency::is_hybrid(machine);
+    let is_hybrid = machine.slow_cores().is_some();
     options.cpu.get_or_insert_with(|| {
         if is_hybrid {
             format!("{CPU},{HYBRID_CPU}")
@@ -212,7 +212,7 @@ fn plugin_options(machine: &Machine, time: &VirtualTime, threads: u32) -> String
         options += &format!(",physical_cpus={cpus},host_slice={}", time.host_slice_ns);
     }
     if let Some(frequency) = &time.frequency {
-        options += &format!(",{}", frequency.plugin_options(machine));
+        options += &format!(",{}", frequency.plugin_options(machine.slow_cores()));
     }
     if let Some(memory) = &time.memory {
         // QEMU numbers CPUs in the order of slots, so the plugin must know those of an LLC.

@@ -4,8 +4,6 @@
 use anyhow::{Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::Machine;
-
 /// Frequencies are multiples of this, as a CPU's ratios count.
 const STEP_MHZ: u32 = 100;
 
@@ -63,73 +61,45 @@ impl Frequency {
         Ok(())
     }
 
-    /// The plugin's options for a machine.
-    pub(crate) fn plugin_options(&self, machine: &Machine) -> String {
+    /// The plugin's options.
+    pub(crate) fn plugin_options(&self, slow: Option<SlowCores>) -> String {
         let Frequency {
             min_mhz,
             max_mhz,
             transition_ns,
         } = self;
         let mut options = format!("min_mhz={min_mhz},max_mhz={max_mhz},transition={transition_ns}");
-        if let Some(SlowCores { from_llc, mhz }) = slow_cores(machine) {
-            // QEMU numbers CPUs in the order of slots, and hybrid machines have no SMT.
-            let from = from_llc * machine.most_cores();
+        if let Some(SlowCores { from, mhz }) = slow {
             options += &format!(",slow_from={from},slow_mhz={mhz}");
         }
         options
     }
 }
 
-/// The slow cores of a hybrid machine: those of an LLC and of all later ones.
-struct SlowCores {
-    from_llc: u32,
-    mhz: u32,
+/// The slow cores of a hybrid machine.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SlowCores {
+    /// QEMU's number of the first CPU that is one; so are all later ones.
+    pub from: u32,
+    /// Their highest frequency.
+    pub mhz: u32,
 }
 
-/// Returns the slow cores, if the machine is hybrid.
-fn slow_cores(machine: &Machine) -> Option<SlowCores> {
-    let first = machine.llc.iter().position(|llc| llc.slow_mhz.is_some())?;
-    Some(SlowCores {
-        from_llc: machine.llc[..first].iter().map(|llc| llc.count).sum(),
-        mhz: machine.llc[first].slow_mhz?,
-    })
-}
-
-/// Returns whether the machine has fast and slow cores.
-pub(crate) fn is_hybrid(machine: &Machine) -> bool {
-    slow_cores(machine).is_some()
-}
-
-/// Fails for slow cores that the plugin or the kernel would not take for such, with the key.
-pub(super) fn check_slow_cores(machine: &Machine) -> Result<()> {
-    let Some(slow) = slow_cores(machine) else {
-        return Ok(());
-    };
-    let time = machine.virtual_time.as_ref();
-    let Some(frequency) = time.and_then(|time| time.frequency) else {
-        bail!("slow_mhz of an [[llc]] needs the table [virtual_time.frequency]");
-    };
-    let mhz = slow.mhz;
-    ensure!(
-        mhz.is_multiple_of(STEP_MHZ) && (TSC_MHZ..=frequency.max_mhz).contains(&mhz),
-        "slow_mhz must be a multiple of {STEP_MHZ}, from {TSC_MHZ}, the frequency of the TSC, to \
-         max_mhz, {}, not {mhz}",
-        frequency.max_mhz
-    );
-    let kinds = machine.llc.iter().map(|llc| llc.slow_mhz);
-    ensure!(
-        slow.from_llc > 0
-            && kinds
-                .skip_while(Option::is_none)
-                .all(|kind| kind == Some(mhz)),
-        "each [[llc]] with slow_mhz must come after those without, of which there is at least one, \
-         and have the same slow_mhz"
-    );
-    ensure!(
-        machine.llc.iter().all(|llc| llc.threads == 1),
-        "slow_mhz needs threads = 1 on all LLCs: with SMT the kernel gives all CPUs one capacity"
-    );
-    Ok(())
+impl SlowCores {
+    /// Fails for a frequency that the plugin would refuse.
+    pub(super) fn check(&self, frequency: Option<&Frequency>) -> Result<()> {
+        let Some(frequency) = frequency else {
+            bail!("slow_mhz of an [[llc]] needs the table [virtual_time.frequency]");
+        };
+        ensure!(
+            self.mhz.is_multiple_of(STEP_MHZ) && (TSC_MHZ..=frequency.max_mhz).contains(&self.mhz),
+            "slow_mhz must be a multiple of {STEP_MHZ}, from {TSC_MHZ}, the frequency of the TSC, \
+             to max_mhz, {}, not {}",
+            frequency.max_mhz,
+            self.mhz
+        );
+        Ok(())
+    }
 }
 
 #[cfg(test)]
