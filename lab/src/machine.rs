@@ -14,6 +14,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
+use self::frequency::SlowCores;
 pub use self::memory::{Bandwidth, Memory};
 pub use self::virtual_time::VirtualTime;
 
@@ -32,6 +33,10 @@ pub struct Llc {
     /// Node of the LLC (0 if absent).
     #[serde(default)]
     pub node: u32,
+    /// Highest frequency of slow cores, on a hybrid machine (a fast core if absent).
+    /// See `docs/virtual-time.md`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slow_mhz: Option<u32>,
 }
 
 // Defaults of keys that a machine file leaves out.
@@ -112,6 +117,7 @@ presets!(
     "vt8-mem",
     "vt16",
     "vt16freq",
+    "vt8hybrid",
     "vt64",
     "xeon-8380",
     "threadripper-3970x",
@@ -227,12 +233,47 @@ impl Machine {
             let has_smt = self.llc.iter().any(|llc| llc.threads > 1);
             time.check(self.memory_mib, has_smt)?;
         }
+        self.check_slow_cores()?;
         ensure!(
             self.memory_mib >= 256,
             "memory_mib is {}, at least 256 are needed to boot",
             self.memory_mib
         );
         Ok(())
+    }
+
+    /// Fails for slow cores that the plugin or the kernel would not take for such, with the key.
+    fn check_slow_cores(&self) -> Result<()> {
+        let Some(slow) = self.slow_cores() else {
+            return Ok(());
+        };
+        let time = self.virtual_time.as_ref();
+        slow.check(time.and_then(|time| time.frequency.as_ref()))?;
+        let kinds = self.llc.iter().map(|llc| llc.slow_mhz);
+        ensure!(
+            slow.from > 0
+                && kinds
+                    .skip_while(Option::is_none)
+                    .all(|mhz| mhz == Some(slow.mhz)),
+            "each [[llc]] with slow_mhz must come after those without, of which there is at least \
+             one, and have the same slow_mhz"
+        );
+        ensure!(
+            self.llc.iter().all(|llc| llc.threads == 1),
+            "slow_mhz needs threads = 1 on all LLCs: with SMT the kernel gives all CPUs one capacity"
+        );
+        Ok(())
+    }
+
+    /// Returns the slow cores, if the machine is hybrid. QEMU numbers CPUs in the order of its slots,
+    /// of which each LLC has as many, and there is no SMT.
+    pub(crate) fn slow_cores(&self) -> Option<SlowCores> {
+        let first = self.llc.iter().position(|llc| llc.slow_mhz.is_some())?;
+        let fast_llcs: u32 = self.llc[..first].iter().map(|llc| llc.count).sum();
+        Some(SlowCores {
+            from: fast_llcs * self.most_cores(),
+            mhz: self.llc[first].slow_mhz?,
+        })
     }
 
     /// Returns every CPU in Linux's order: LLC by LLC, core by core, the threads of a core one

@@ -57,6 +57,18 @@ const CMDLINE: &[&str] = &["cpuhp.parallel=0", "lpj=8000000"];
 /// CPU that says so.
 const HAS_FREQUENCIES: &str = "setcpuid=aperfmperf,constant_tsc,nonstop_tsc";
 
+/// Words of the kernel's command line for a hybrid machine: the kernel asks for levels of performance
+/// (HWP), which says how fast each core is, and the governors still choose them. The feature without a
+/// name, 591, is X86_FEATURE_HYBRID_CPU: 18 x 32 + 15.
+const IS_HYBRID: &[&str] = &[
+    "setcpuid=aperfmperf,constant_tsc,nonstop_tsc,hwp,hwp_epp,591",
+    "intel_pstate=passive",
+];
+
+/// What a hybrid machine's CPU has beyond [`CPU`]: the number of the model Alder Lake, for which the
+/// kernel knows how much the levels of the two kinds of cores differ.
+const HYBRID_CPU: &str = "model=151";
+
 /// The oldest QEMU that the plugins were seen to work with.
 const OLDEST_QEMU: (u32, u32) = (10, 0);
 
@@ -83,7 +95,14 @@ pub(crate) fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
             .files
             .push(plugin::memory_program(&options.progress)?);
     }
-    options.cpu.get_or_insert_with(|| CPU.to_string());
+    let is_hybrid = machine.slow_cores().is_some();
+    options.cpu.get_or_insert_with(|| {
+        if is_hybrid {
+            format!("{CPU},{HYBRID_CPU}")
+        } else {
+            CPU.to_string()
+        }
+    });
     run_on(&mut options, emulator);
     let path = |p: &Path| p.display().to_string();
     options
@@ -125,9 +144,14 @@ pub(crate) fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
     options
         .kernel_cmdline
         .extend(CMDLINE.iter().map(|word| word.to_string()));
-    if time.frequency.is_some() {
-        options.kernel_cmdline.push(HAS_FREQUENCIES.to_string());
-    }
+    let words = match time.frequency {
+        Some(_) if is_hybrid => IS_HYBRID,
+        Some(_) => &[HAS_FREQUENCIES],
+        None => &[],
+    };
+    options
+        .kernel_cmdline
+        .extend(words.iter().map(|word| word.to_string()));
     let slow = Duration::from_secs(120 + 4 * u64::from(machine.cpus()));
     options.boot_timeout = options.boot_timeout.max(slow);
     // Large schedulers load slowly: scx_lavd was not enabled within 128 s on two CPUs.
@@ -188,7 +212,7 @@ fn plugin_options(machine: &Machine, time: &VirtualTime, threads: u32) -> String
         options += &format!(",physical_cpus={cpus},host_slice={}", time.host_slice_ns);
     }
     if let Some(frequency) = &time.frequency {
-        options += &format!(",{}", frequency.plugin_options());
+        options += &format!(",{}", frequency.plugin_options(machine.slow_cores()));
     }
     if let Some(memory) = &time.memory {
         // QEMU numbers CPUs in the order of slots, so the plugin must know those of an LLC.

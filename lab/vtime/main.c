@@ -27,7 +27,7 @@ bool is_active;
 /* The options as they are read. set_options() gives them their types. */
 static struct {
 	double mips, window_ns, quantum, smt_factor, threads, turns, deterministic, tsc_mhz, hang_s;
-	double min_mhz, max_mhz, transition_ns;
+	double min_mhz, max_mhz, slow_mhz, slow_from, transition_ns;
 	double physical_cpus, host_slice_ns, guests, guest, first_vcpu, host_vcpus, background;
 	double host_weight, host_cgroups;
 } numbers = {
@@ -55,6 +55,8 @@ static const struct number_option number_options[] = {
 	{ "tsc_mhz", 100, 10000, &numbers.tsc_mhz },
 	{ "min_mhz", 0, 10000, &numbers.min_mhz },
 	{ "max_mhz", 0, 10000, &numbers.max_mhz },
+	{ "slow_mhz", 0, 10000, &numbers.slow_mhz },
+	{ "slow_from", 0, MAX_VCPUS, &numbers.slow_from },
 	{ "transition", 0, 1e9, &numbers.transition_ns },
 	{ "hang", 1, 86400, &numbers.hang_s },
 	{ "physical_cpus", 0, MAX_VCPUS, &numbers.physical_cpus },
@@ -157,6 +159,8 @@ static void set_options(void)
 	options.hang_s = numbers.hang_s;
 	options.min_mhz = numbers.min_mhz;
 	options.max_mhz = numbers.max_mhz;
+	options.slow_mhz = numbers.slow_mhz;
+	options.slow_from = numbers.slow_from;
 	options.transition_ns = numbers.transition_ns;
 	options.physical_cpus = numbers.physical_cpus;
 	options.host_slice_ns = numbers.host_slice_ns;

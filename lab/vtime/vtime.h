@@ -76,6 +76,8 @@ struct options {
 	unsigned int physical_cpus; /* of the host in virtual time; 0: one for each vCPU */
 	int64_t host_slice_ns; /* for how long a vCPU has a physical CPU while others wait */
 	unsigned int min_mhz, max_mhz; /* frequencies of a CPU; 0: they do not change */
+	unsigned int slow_mhz; /* the highest frequency of the slow cores; 0: all are equal */
+	unsigned int slow_from; /* the first vCPU that is a slow core */
 	int64_t transition_ns; /* from a request for a frequency until it holds */
 	bool deterministic; /* one vCPU or the main loop at a time: every run is the same */
 	unsigned int tsc_mhz; /* frequency of the x86 time stamp counter */

@@ -1,7 +1,7 @@
 //! The `[virtual_time.frequency]` table of a machine: the guest's kernel makes its CPUs slower and
 //! faster. See `docs/virtual-time.md`.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 /// Frequencies are multiples of this, as a CPU's ratios count.
@@ -62,13 +62,43 @@ impl Frequency {
     }
 
     /// The plugin's options.
-    pub(crate) fn plugin_options(&self) -> String {
+    pub(crate) fn plugin_options(&self, slow: Option<SlowCores>) -> String {
         let Frequency {
             min_mhz,
             max_mhz,
             transition_ns,
         } = self;
-        format!("min_mhz={min_mhz},max_mhz={max_mhz},transition={transition_ns}")
+        let mut options = format!("min_mhz={min_mhz},max_mhz={max_mhz},transition={transition_ns}");
+        if let Some(SlowCores { from, mhz }) = slow {
+            options += &format!(",slow_from={from},slow_mhz={mhz}");
+        }
+        options
+    }
+}
+
+/// The slow cores of a hybrid machine.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SlowCores {
+    /// QEMU's number of the first CPU that is one; so are all later ones.
+    pub from: u32,
+    /// Their highest frequency.
+    pub mhz: u32,
+}
+
+impl SlowCores {
+    /// Fails for a frequency that the plugin would refuse.
+    pub(super) fn check(&self, frequency: Option<&Frequency>) -> Result<()> {
+        let Some(frequency) = frequency else {
+            bail!("slow_mhz of an [[llc]] needs the table [virtual_time.frequency]");
+        };
+        ensure!(
+            self.mhz.is_multiple_of(STEP_MHZ) && (TSC_MHZ..=frequency.max_mhz).contains(&self.mhz),
+            "slow_mhz must be a multiple of {STEP_MHZ}, from {TSC_MHZ}, the frequency of the TSC, \
+             to max_mhz, {}, not {}",
+            frequency.max_mhz,
+            self.mhz
+        );
+        Ok(())
     }
 }
 
@@ -98,5 +128,28 @@ mod tests {
             "[virtual_time]\nphysical_cpus = 2",
             "physical_cpus",
         );
+    }
+
+    #[test]
+    fn impossible_slow_cores_are_refused_with_their_key() {
+        for (from, to, reason) in [
+            ("slow_mhz = 2000", "slow_mhz = 1900", "the TSC"),
+            ("slow_mhz = 2000", "slow_mhz = 3300", "max_mhz"),
+            ("slow_mhz = 2000", "slow_mhz = 2050", "multiple of 100"),
+            ("slow_mhz = 2000", "slow_mhz = 2000\nthreads = 2", "threads"),
+            (
+                "slow_mhz = 2000",
+                "slow_mhz = 2000\n[[llc]]\ncores = 4",
+                "after those without",
+            ),
+            ("[[llc]]\ncores = 4\n[[llc]]", "[[llc]]", "at least one"),
+            (
+                "[virtual_time.frequency]\nmin_mhz = 800\nmax_mhz = 3200",
+                "",
+                "[virtual_time.frequency]",
+            ),
+        ] {
+            changed_preset_is_refused("vt8hybrid", from, to, reason);
+        }
     }
 }

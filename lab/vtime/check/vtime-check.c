@@ -9,7 +9,8 @@
  * Prints one JSON object. Exits with 0 if all checks hold, 1 if one does not, 2
  * for wrong usage. Each figure is a median, because the guest's kernel takes
  * time too (some ten microseconds for a tick at 500 MIPS), which is no error of
- * the machine. The checks:
+ * the machine. A CPU of less capacity than others, by the kernel's word, is slower
+ * in proportion. The checks:
  *
  *	loop_alone	a loop of known length on one CPU
  *	loop_all	that loop on one thread of every core at once
@@ -38,6 +39,7 @@
 #define LOOP_INSNS 300000.0 /* at most, because a fast CPU would take the host long */
 #define WAKE_NS 3000.0 /* most time that a barrier takes to wake one of its threads */
 #define SETTLE_S 5
+#define FULL_CAPACITY 1024 /* of the fastest CPUs, in sysfs' cpu_capacity */
 #define MAX_CPUS 1024
 #define MAX_LIST 4096 /* characters of sysfs' thread_siblings_list */
 
@@ -109,7 +111,26 @@ static void *run_loop(void *argument)
 	return NULL;
 }
 
-/* Return the greatest deviation of any CPU from the predicted time, in percent. */
+/* Return how much slower than the fastest CPUs of the machine the kernel says that a CPU is. */
+static double slowdown_of(int cpu)
+{
+	char path[128];
+	int capacity = 0;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu%d/cpu_capacity", cpu);
+	f = fopen(path, "r");
+	if (!f)
+		return 1;
+	if (fscanf(f, "%d", &capacity) != 1 || capacity <= 0)
+		capacity = FULL_CAPACITY;
+	fclose(f);
+	return FULL_CAPACITY / (double)capacity;
+}
+
+/*
+ * Return the greatest deviation of any CPU from the predicted time of the fastest CPUs, in percent.
+ */
 static double loop_deviation(const int *cpus, int nr, uint64_t insns, double predicted_ns)
 {
 	static struct runner runners[MAX_CPUS];
@@ -132,7 +153,7 @@ static double loop_deviation(const int *cpus, int nr, uint64_t insns, double pre
 		double deviation;
 
 		pthread_join(threads[i], NULL);
-		deviation = (runners[i].median_ns / predicted_ns - 1) * 100;
+		deviation = (runners[i].median_ns / slowdown_of(cpus[i]) / predicted_ns - 1) * 100;
 		if (deviation * deviation > worst * worst)
 			worst = deviation;
 	}

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{VT8, boot_for_magpie, shell, traced, under};
+use magpie_tests::scheduler::{VT8, boot_for_magpie, json, shell, traced, under};
 
 /// The target for the highest performance.
 const ALL: u32 = 1024;
@@ -310,4 +310,55 @@ fn each_cpu_asks_for_the_performance_that_it_uses() -> Result<()> {
         })?;
     }
     guest.into_guest().shutdown()
+}
+
+/// Returns the name of each loaded program of the scheduler, with how many instructions the verifier
+/// processed. A mechanism that is left out is cut off there, before it sees the instructions.
+fn programs(guest: &mut Guest, command: &str) -> Result<Vec<(String, u64)>> {
+    let mut found = Vec::new();
+    under(guest, command, |guest| {
+        let list = json(guest, "magpie-load programs --json")?;
+        let programs = list["programs"].as_array().context("programs")?;
+        for program in programs {
+            let name = program["name"].as_str().context("a name")?;
+            let verified = program["verified_instructions"].as_u64();
+            found.push((name.to_string(), verified.context("a number")?));
+        }
+        Ok(())
+    })?;
+    ensure!(found.len() > 10, "{command}: {found:?}");
+    Ok(found)
+}
+
+/// Where no CPU has schedutil and nothing asks to save power, what is loaded is what is loaded without
+/// the two mechanisms, so they cost nothing: on a machine without frequencies, and under the governor
+/// performance.
+#[test]
+fn what_has_no_use_is_not_loaded() -> Result<()> {
+    let without = "scx_magpie --no-frequency --no-power";
+    for machine in [VT8, "vt8hybrid"] {
+        let mut guest = boot_for_magpie(machine, |_| {})?;
+        shell(
+            &mut guest,
+            "for file in /sys/devices/system/cpu/cpufreq/policy*/scaling_governor; do \
+             [ ! -e $file ] || echo performance > $file || exit 1; done",
+        )?;
+        let bare = programs(&mut guest, without)?;
+        for command in ["scx_magpie", "scx_magpie --power performance"] {
+            let found = programs(&mut guest, command)?;
+            ensure!(
+                found == bare,
+                "{machine}, {command}: {found:?}, not {bare:?}"
+            );
+        }
+        if machine == VT8 {
+            // Either of them would show.
+            for command in ["scx_magpie --frequency on", "scx_magpie --power balanced"] {
+                let found = programs(&mut guest, command)?;
+                ensure!(found != bare, "{command}: {found:?}");
+            }
+        }
+        guest.into_guest().shutdown()?;
+    }
+    Ok(())
 }

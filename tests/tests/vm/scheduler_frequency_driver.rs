@@ -10,7 +10,11 @@ use magpie_tests::scheduler::{boot_for_magpie, shell, traced, under};
 /// Two LLCs of four cores of two threads, in virtual time.
 const MACHINE: &str = "vt16freq";
 
-/// Its lowest and its highest frequency, in MHz.
+/// A machine whose CPUs 4 to 7 are slow, and their highest frequency in MHz.
+const HYBRID: &str = "vt8hybrid";
+const MOST_OF_SLOW: u32 = 2000;
+
+/// The lowest and the highest frequency of both, in MHz.
 const LEAST: u32 = 800;
 const MOST: u32 = 3200;
 
@@ -68,8 +72,13 @@ fn frequencies_of(guest: &mut Guest, load: &str, cpu: usize) -> Result<BTreeMap<
 
 /// A light load on CPU 2: each 10 ms it runs for about 1 ms at the highest frequency.
 fn light(guest: &mut Guest, before: &str) -> Result<BTreeMap<u32, f64>> {
-    let load = "taskset -c 2 magpie-load audio --period-us 10000 --operations 32000 --seconds 3000";
-    frequencies_of(guest, &format!("{before} {load}"), 2)
+    light_on(guest, before, 2)
+}
+
+/// The same load on another CPU.
+fn light_on(guest: &mut Guest, before: &str, cpu: usize) -> Result<BTreeMap<u32, f64>> {
+    let load = "magpie-load audio --period-us 10000 --operations 32000 --seconds 3000";
+    frequencies_of(guest, &format!("{before} taskset -c {cpu} {load}"), cpu)
 }
 
 /// A CPU hog on CPU 6.
@@ -171,5 +180,34 @@ fn cpus_run_as_fast_as_their_tasks_need() -> Result<()> {
     let busy = light(&mut guest, "")?;
     println!("a light load under EEVDF: {busy:?}");
     ensure!(share(&busy, ..=LEAST + 400) > 0.9, "under EEVDF: {busy:?}");
+    guest.into_guest().shutdown()
+}
+
+/// What a slow CPU is asked for counts by the capacity of the fast ones: all that it has is 499 of 1024.
+#[test]
+fn slow_cpus_run_as_fast_as_their_tasks_need() -> Result<()> {
+    let mut guest = boot_for_magpie(HYBRID, |options| {
+        options
+            .packages
+            .extend(["util-linux".into(), "coreutils".into()]);
+    })?;
+    shell(&mut guest, PREPARE)?;
+    under(&mut guest, "scx_magpie", |guest| {
+        let busy = hog(guest, "")?;
+        println!("a hog on a slow CPU: {busy:?}");
+        ensure!(share(&busy, MOST_OF_SLOW..) > 0.99, "a hog: {busy:?}");
+        // It needs a fifth of the slow CPU at its highest frequency.
+        let busy = light_on(guest, "", 6)?;
+        println!("a light load on a slow CPU: {busy:?}");
+        ensure!(share(&busy, ..=1000) > 0.9, "a light load: {busy:?}");
+        // A quarter of the slow CPU, and the quarter that the governor adds.
+        let busy = hog(guest, "uclampset -M 125")?;
+        println!("a hog with a maximum of 125: {busy:?}");
+        ensure!(share(&busy, ..=LEAST) > 0.98, "at most 125: {busy:?}");
+        let busy = light_on(guest, "uclampset -m 400", 6)?;
+        println!("a light load with a minimum of 400: {busy:?}");
+        ensure!(share(&busy, 1600..) > 0.98, "at least 400: {busy:?}");
+        Ok(())
+    })?;
     guest.into_guest().shutdown()
 }

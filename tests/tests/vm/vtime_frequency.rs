@@ -12,6 +12,9 @@ const MACHINE: &str = "vt16freq";
 /// Where the kernel has the CPUs' frequencies.
 const POLICIES: &str = "/sys/devices/system/cpu/cpufreq";
 
+/// The same without SMT, and the cores of the second LLC are slow: 800 to 2000 MHz.
+const HYBRID: &str = "vt8hybrid";
+
 /// Sets the frequency of all CPUs.
 fn set(guest: &mut Guest, mhz: u32) -> Result<()> {
     let script = format!(
@@ -94,4 +97,64 @@ fn schedutil_follows_the_load_and_a_deterministic_machine_repeats_it() -> Result
     assert_eq!(first.output, second.output);
     assert_eq!(first.fidelity.vcpus, second.fidelity.vcpus);
     Ok(())
+}
+
+/// Runs a loop of the shell on a CPU, and returns the seconds that it took and the MHz that the CPU
+/// had at its end, by its cycles.
+fn loop_on(guest: &mut Guest, cpu: u32) -> Result<(f64, f64)> {
+    let script = format!(
+        "taskset -c {cpu} sh -c 'run() {{ i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done; }}; run; \
+         read from rest < /proc/uptime; run; read to rest < /proc/uptime; \
+         echo $from $to $(cat {POLICIES}/policy{cpu}/scaling_cur_freq)'"
+    );
+    let told = shell(guest, &script)?;
+    let told: Vec<f64> = told
+        .split_whitespace()
+        .map(str::parse)
+        .collect::<Result<_, _>>()?;
+    ensure!(told.len() == 3, "{told:?}");
+    Ok((told[1] - told[0], told[2] / 1e3))
+}
+
+/// The kernel learns from the machine which of its CPUs are slow, and by how much, as from a hybrid
+/// processor. The self-check takes the kernel's word for it.
+#[test]
+fn slow_cpus_are_slower_by_what_the_kernel_says() -> Result<()> {
+    let mut guest = boot(HYBRID, |_| {})?;
+    let check = selfcheck::run(&mut guest, &Machine::find(HYBRID)?, PATIENCE)?;
+    ensure!(check.holds, "{check:?}");
+
+    let told = shell(
+        &mut guest,
+        &format!(
+            "cat /sys/devices/system/cpu/cpu[0-7]/cpu_capacity {POLICIES}/policy?/cpuinfo_max_freq"
+        ),
+    )?;
+    let told: Vec<u32> = told
+        .split_whitespace()
+        .map(str::parse)
+        .collect::<Result<_, _>>()?;
+    let [fast, slow] = [(1024, 3_200_000), (499, 2_000_000)].map(|kind| [kind; 4]);
+    let kinds = [fast, slow].concat();
+    let (capacities, khz): (Vec<u32>, Vec<u32>) = kinds.into_iter().unzip();
+    assert_eq!(told, [capacities, khz].concat());
+
+    let (fast, at_fast) = loop_on(&mut guest, 2)?;
+    let (slow, at_slow) = loop_on(&mut guest, 6)?;
+    println!("CPU 2: {fast} s at {at_fast} MHz, CPU 6: {slow} s at {at_slow} MHz");
+    ensure!(
+        (at_fast - 3200.0).abs() < 10.0 && (at_slow - 2000.0).abs() < 10.0,
+        "by their cycles the CPUs run at {at_fast} and {at_slow} MHz"
+    );
+    let ratio = slow / fast;
+    ensure!(
+        (ratio / (1024.0 / 499.0) - 1.0).abs() < 0.03,
+        "the slow CPU took {ratio} times as long"
+    );
+    ensure!(
+        busy_ns(&guest, 2000)? > 500_000_000,
+        "{:?}",
+        guest.fidelity()?
+    );
+    guest.into_guest().shutdown()
 }

@@ -43,7 +43,7 @@ static __always_inline u64 expected_wait(s32 cpu, u64 now)
 
 /*
  * Return whether an idle core of another LLC is worth the move to a task that would share a core in
- * its own: two hogs on a core run at 0.6 of their speed.
+ * its own, or have a slow one: two hogs on a core run at 0.6 of their speed.
  */
 static __always_inline bool is_worth_a_far_core(const struct task_state *ts)
 {

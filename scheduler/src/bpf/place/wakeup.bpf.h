@@ -98,7 +98,7 @@ void weigh_moves(struct placement *at, const struct task_struct *p, const struct
 	at->may_go_far = must_be_fast || ((ts->cpu < 0 || ts->avg_burst >= WORTH_MOVING_NS ||
 					   !READ_ONCE(state_of(at->previous)->sleeps_soon)) &&
 					  would_wait_for_longer(ts, at->previous, at->now));
-	at->core_is_worth_it = must_be_fast || (wants_idle_core() &&
+	at->core_is_worth_it = must_be_fast || ((wants_idle_core() || at->wants_fast) &&
 						(ts->cpu < 0 || ts->avg_burst >= WORTH_A_CORE_NS) &&
 						is_worth_a_far_core(ts));
 }
