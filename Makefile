@@ -45,7 +45,7 @@ MUTATE_VM = $(if $(VM),$(if $(filter only,$(VM)),--vm-only,--vm))
 mutants: setup ## put small faults into the BPF side, each of which a test must find (VM=1: all, VM=only, WORDS)
 	cargo run --release --package magpie-tests --bin mutate -- $(MUTATE_VM) $(WORDS)
 
-soak: setup ## try to break the scheduler, with scenes from a seed (MAGPIE_SOAK_SECONDS, MAGPIE_SEED, MAGPIE_MACHINE)
+soak: setup ## try to break the scheduler, with scenes from a seed (MAGPIE_SOAK_SECONDS, MAGPIE_SEED, MAGPIE_MACHINE, MAGPIE_SCENE, MAGPIE_CYCLES)
 	cargo run --release --package magpie-tests --bin soak
 
 results: build ## measure docs/results/ and make the tables of docs/results.md (ONLY="NAME...", FORCE=1)

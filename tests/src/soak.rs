@@ -13,6 +13,7 @@
 //! it follows each scene instead of running beside it. It finds what a scene leaves behind: a bit
 //! that was not cleared, a CPU that is forgotten.
 
+mod leaks;
 mod scenes;
 
 use std::collections::BTreeMap;
@@ -25,6 +26,7 @@ use serde_json::Value;
 
 use crate::scheduler::{MAGPIE, VT8, code_and_output, program, shell, words};
 use crate::{TestGuest, boot_machine};
+pub use leaks::Kept;
 use scenes::Scene;
 
 /// The machines of a soak: 1 CPU, 2, 8 in two LLCs, 12 in uneven LLCs, two nodes, 64.
@@ -33,6 +35,15 @@ pub const MACHINES: &[&str] = &["one1", "vt2", VT8, "uneven12", "vt8nodes", "vt6
 /// Words of the kernel's log that no scene may leave there.
 const WARNINGS: &str =
     "WARNING:|BUG:|Oops|rcu: INFO|soft lockup|hung_task|possible recursive|sched_ext:.*error";
+
+/// Waits until a scene has ended, for at least half a minute of the guest's time. What scenes do takes
+/// a few seconds; for a task that is never run again one would wait for ever.
+const WAIT: &str = "for i in $(seq 300); do [ -s /tmp/ended ] && exit; sleep 0.1; done; echo it takes too long; exit 1";
+
+/// Prints which disturbances have not ended, the tasks, and in the kernel's log those that are blocked.
+const WHAT_HANGS: &str =
+    "ls /tmp/running; cat /tmp/scene; ps -o pid,ppid,stat,comm,args | grep -v ']$'
+echo w > /proc/sysrq-trigger; dmesg | tail -n 100; cat /tmp/stress";
 
 /// When a soak of one machine ends: at the first limit that it reaches. Without limits it goes on.
 #[derive(Clone, Copy, Debug, Default)]
@@ -81,13 +92,24 @@ impl Report {
     }
 }
 
-/// Runs scenes on a machine until a limit is reached.
+/// Runs scenes on a machine until a limit is reached: those that follow from the seed, or one of the
+/// calls of `scene.sh` that are named, such as "hotplug 1,2 + crowd 1000".
 ///
 /// # Errors
 /// At the first violation: the seed, the scene, and what was seen.
-pub fn soak(machine: &str, seed: u64, limits: Limits, say: &mut dyn FnMut(&str)) -> Result<Report> {
+pub fn soak(
+    machine: &str,
+    seed: u64,
+    calls: Option<&str>,
+    limits: Limits,
+    say: &mut dyn FnMut(&str),
+) -> Result<Report> {
     let began = Instant::now();
-    let mut guest = boot(machine)?;
+    let mut guest = boot(in_virtual_time(machine)?)?;
+    // The first load and its end take what stays, such as the kernel's caches.
+    guest.start_scheduler(&words(MAGPIE))?;
+    scenes::end(&mut guest)?;
+    let kept = Kept::of(&mut guest)?;
     let cpus = Machine::find(machine)?.cpus();
     let mut report = Report {
         machine: machine.into(),
@@ -97,7 +119,10 @@ pub fn soak(machine: &str, seed: u64, limits: Limits, say: &mut dyn FnMut(&str))
     guest.start_scheduler(&words(MAGPIE))?;
     report.add("loads", 1);
     while !limits.are_reached(&report) {
-        let scene = Scene::choose(&mut random, cpus);
+        let scene = match calls {
+            Some(calls) => Scene::of(calls)?,
+            None => Scene::choose(&mut random, cpus),
+        };
         say(&format!(
             "{machine}, seed {seed}, after {:.1} s, scene {}: {scene}",
             report.guest_s,
@@ -116,22 +141,63 @@ pub fn soak(machine: &str, seed: u64, limits: Limits, say: &mut dyn FnMut(&str))
         report.scenes += 1;
         report.host_s = began.elapsed().as_secs_f64();
     }
-    let exit = guest.stop_scheduler()?;
-    ensure!(
-        exit.code == 0 && exit.state == "disabled",
-        "scx_magpie did not stop as it should: {exit:?}"
-    );
+    scenes::end(&mut guest)?;
+    kept.must_be_all(&mut guest)?;
     guest.into_guest().shutdown()?;
     Ok(report)
 }
 
-/// Boots a machine, in virtual time also if its preset is in real time: a host that is busy would
+/// Loads the scheduler under load and ends it, every fourth time by a kill, so often. Returns what
+/// the guest had before and after.
+///
+/// # Errors
+/// When the scheduler does not start or end, or leaves something behind.
+pub fn cycles(machine: &str, count: u32) -> Result<[Kept; 2]> {
+    let mut guest = boot(Machine::find(machine)?)?;
+    guest.start_scheduler(&words(MAGPIE))?;
+    scenes::end(&mut guest)?;
+    let before = Kept::of(&mut guest)?;
+    let load = "(while [ ! -e /tmp/over ]; do hackbench -g 1 -l 50; done; echo over > /tmp/ended)";
+    shell(&mut guest, &format!("{load} >/dev/null 2>&1 &"))?;
+    for cycle in 0..count {
+        let command = format!(
+            "{MAGPIE} {}",
+            scenes::OPTIONS[cycle as usize % scenes::OPTIONS.len()]
+        );
+        guest
+            .start_scheduler(&words(&command))
+            .with_context(|| format!("cycle {cycle}"))?;
+        shell(&mut guest, "sleep 0.02")?;
+        match cycle % 4 {
+            3 => scenes::kill(&mut guest, "killall -9 scx_magpie"),
+            _ => scenes::end(&mut guest),
+        }
+        .with_context(|| format!("cycle {cycle}"))?;
+    }
+    shell(&mut guest, "touch /tmp/over")?;
+    wait_for_end(&mut guest)?;
+    let log = shell(
+        &mut guest,
+        &format!("dmesg | grep -E '{WARNINGS}' || [ $? = 1 ]"),
+    )?;
+    ensure!(log.is_empty(), "the kernel says:\n{log}");
+    let after = before.must_be_all(&mut guest)?;
+    guest.into_guest().shutdown()?;
+    Ok([before, after])
+}
+
+/// Returns a machine, in virtual time also if its preset is in real time: a host that is busy would
 /// otherwise look like a scheduler that lets tasks wait.
-fn boot(name: &str) -> Result<TestGuest> {
+fn in_virtual_time(name: &str) -> Result<Machine> {
     let mut machine = Machine::find(name)?;
     if machine.virtual_time.is_none() {
         machine.virtual_time = Machine::find(VT8)?.virtual_time;
     }
+    Ok(machine)
+}
+
+/// Boots a machine with the programs of the scenes.
+fn boot(machine: Machine) -> Result<TestGuest> {
     // stress-ng is the host's, as Debian's packages for guests are of another release. The guest's own
     // timeout ends a program after whole seconds only.
     let host = ["stress-ng", "chrt", "uclampset", "timeout"]
@@ -163,15 +229,13 @@ fn play(guest: &mut Guest, scene: &Scene, report: &mut Report) -> Result<()> {
         arguments.join(" ")
     );
     shell(guest, &format!("rm -f /tmp/ended\n{start}"))?;
-    for turn in &scene.turns {
-        turn.play(guest, report)?;
+    let mut loads = 0;
+    for act in &scene.acts {
+        loads += act.play(guest, report)?;
     }
-    let said = shell(
-        guest,
-        "while [ ! -s /tmp/ended ]; do sleep 0.1; done; cat /tmp/scene; echo code $(cat /tmp/ended)",
-    )?;
+    wait_for_end(guest)?;
+    let said = shell(guest, "cat /tmp/scene; echo code $(cat /tmp/ended)")?;
     read_scene(&said, report)?;
-    let mut loads = scene.turns.len() as u64;
     if loads > 0 {
         // The next scene shall begin with the defaults.
         scenes::start_anew(guest, MAGPIE, report)?;
@@ -184,6 +248,14 @@ fn play(guest: &mut Guest, scene: &Scene, report: &mut Report) -> Result<()> {
         after - enablings
     );
     watch_idle(guest, scene, report)
+}
+
+/// Waits for the file that a scene makes at its end.
+fn wait_for_end(guest: &mut Guest) -> Result<()> {
+    let Err(error) = shell(guest, WAIT) else {
+        return Ok(());
+    };
+    bail!("{error:#}\nstill running: {}", shell(guest, WHAT_HANGS)?)
 }
 
 /// Takes in the lines that a scene printed.

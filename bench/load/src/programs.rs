@@ -2,13 +2,15 @@
 //!
 //! The kernel counts calls and time of every BPF program while `kernel.bpf_stats_enabled` is set.
 //! This lists the struct_ops programs, which are a scheduler's operations. libbpf-rs reads them,
-//! because `bpftool` is not packaged for every kernel.
+//! because `bpftool` is not packaged for every kernel. It also counts the BPF programs, maps and links
+//! of the whole machine, of which a scheduler that ended may leave none.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use anyhow::{Context, Result};
 use libbpf_rs::ProgramType;
-use libbpf_rs::query::ProgInfoIter;
+use libbpf_rs::query::{LinkInfoIter, MapInfoIter, ProgInfoIter};
 use serde_json::{Value, json};
 
 use crate::Finding;
@@ -59,9 +61,18 @@ pub fn run(args: &Args) -> Result<Finding> {
     if programs.is_empty() {
         text = "no struct_ops program is loaded, or only root may see it".into();
     }
+    let objects = [
+        ("programs", ProgInfoIter::default().count()),
+        ("maps", MapInfoIter::default().count()),
+        ("links", LinkInfoIter::default().count()),
+    ];
+    let counts = objects.map(|(what, count)| format!("{count} {what}"));
+    let _ = write!(text, "\nof all kinds: {}", counts.join(", "));
     Ok(Finding {
         text,
-        json: json!({ "programs": programs }),
+        json: json!({
+            "programs": programs, "objects": HashMap::from(objects),
+        }),
         holds: true,
     })
 }

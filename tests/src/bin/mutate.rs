@@ -6,6 +6,7 @@
 //! code is 1 if a test did not find its mutation, or if a mutant was not built.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
@@ -39,8 +40,11 @@ fn main() -> Result<ExitCode> {
     let tree = files::source_tree().context("there is no source tree")?;
     let copy = tempfile::tempdir().context("make a folder for the copy of the tree")?;
     copy_tree(&tree, copy.path())?;
-    // In the tree's own target folder, so that a second call builds less.
+    // In the tree's own target folder, so that a second call builds less. The lab's downloads are
+    // those of the tree, too.
     let target = tree.join("target/mutants");
+    fs::create_dir(copy.path().join("target")).context("make the copy's target folder")?;
+    symlink(files::lab_dir()?, copy.path().join("target/lab")).context("link the lab's folder")?;
 
     let mut missed = 0;
     for mutation in &chosen {

@@ -3,8 +3,9 @@
 //!
 //! From the environment: MAGPIE_SOAK_SECONDS, the time of each guest (60); MAGPIE_SOAK_MINUTES, the
 //! most that a machine may take of the host's time; MAGPIE_SEED, the seed (random); MAGPIE_MACHINE,
-//! names of presets, with commas (all). An empty text counts as absent. It ends at the first
-//! violation.
+//! names of presets, with commas (all); MAGPIE_SCENE, one scene again and again, instead of those of
+//! the seed; MAGPIE_CYCLES, instead of scenes, how often the scheduler is loaded and ended on each
+//! machine. An empty text counts as absent. It ends at the first violation.
 
 use std::env;
 use std::process::ExitCode;
@@ -12,13 +13,23 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use magpie_tests::soak::{Limits, MACHINES, Report, soak, table};
+use magpie_tests::soak::{Limits, MACHINES, Report, cycles, soak, table};
 
 fn main() -> Result<ExitCode> {
     let seconds = number("MAGPIE_SOAK_SECONDS")?.unwrap_or(60.0);
     let minutes: Option<f64> = number("MAGPIE_SOAK_MINUTES")?;
     let seed = number("MAGPIE_SEED")?.unwrap_or_else(|| fastrand::u64(..1_000_000));
     let machines = text("MAGPIE_MACHINE").unwrap_or_else(|| MACHINES.join(","));
+    let calls = text("MAGPIE_SCENE");
+    if let Some(count) = number("MAGPIE_CYCLES")? {
+        for machine in machines.split(',') {
+            let began = Instant::now();
+            let [before, after] = cycles(machine, count)?;
+            let seconds = began.elapsed().as_secs();
+            println!("{machine}: {count} loads in {seconds} s\nbefore: {before}\nafter:  {after}");
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
     let mut reports: Vec<Report> = Vec::new();
     for machine in machines.split(',') {
         let limits = Limits {
@@ -26,7 +37,9 @@ fn main() -> Result<ExitCode> {
             until: minutes.map(|minutes| Instant::now() + Duration::from_secs_f64(60.0 * minutes)),
             scenes: None,
         };
-        let report = soak(machine, seed, limits, &mut |line| println!("{line}"));
+        let report = soak(machine, seed, calls.as_deref(), limits, &mut |line| {
+            println!("{line}")
+        });
         match report {
             Ok(report) => reports.push(report),
             Err(error) => {

@@ -46,13 +46,15 @@ end_of_timeouts() {
 	pids=
 }
 
-# A folder of cgroups of this scene, where tasks can be moved.
+# A cgroup of this scene, where tasks can be moved.
 group() {
 	mkdir -p "/sys/fs/cgroup/$1"
 }
 
+# stress-ng has a session of its own: in the scene's process group, its end took the scene's shells
+# along (class "wait" beside the freezer, four times of four), and the scene never ended.
 stress() { # CLASS COUNT SEED
-	stress-ng --seed "$3" --"$1" "$2" --timeout "$seconds" --temp-path /tmp --metrics-brief >/tmp/stress 2>&1
+	setsid stress-ng --seed "$3" --"$1" "$2" --timeout "$seconds" --temp-path /tmp --metrics-brief >/tmp/stress 2>&1
 	code=$?
 	case $code in
 	0) count "stress-ng $1" 1 ;;
@@ -238,12 +240,47 @@ clock() {
 	count "clock jumps" $n
 }
 
+# So many tasks at once, as senders and receivers of a pipe: threads, which need the least memory.
+crowd() { # TASKS
+	n=0
+	ulimit -n 50000
+	until over; do
+		if hackbench -T -g $(($1 / 40)) -l 2 >/dev/null; then n=$((n + $1)); else echo "hackbench failed"; fi
+	done
+	count "tasks of crowds" $n
+}
+
+# So many cgroups, a weight each; a hog moves through all of them, and they go.
+many_cgroups() { # CGROUPS
+	group many
+	echo +cpu >/sys/fs/cgroup/many/cgroup.subtree_control
+	hogs 1
+	n=0
+	until over; do
+		(cd /sys/fs/cgroup/many && seq "$1" | xargs mkdir)
+		for i in $(seq "$1"); do
+			echo $((i % 10000 + 1)) >/sys/fs/cgroup/many/$i/cpu.weight
+			echo $pids >/sys/fs/cgroup/many/$i/cgroup.procs && n=$((n + 1))
+		done
+		echo $pids >/sys/fs/cgroup/cgroup.procs
+		(cd /sys/fs/cgroup/many && seq "$1" | xargs rmdir)
+	done
+	end_hogs
+	rmdir /sys/fs/cgroup/many
+	count "moves through cgroups" $n
+}
+
+# A scene that hangs is one of which a file stays here.
+rm -rf /tmp/running
+mkdir /tmp/running
 cd /tmp || exit 1
 echo "+cpu +cpuset +memory" >/sys/fs/cgroup/cgroup.subtree_control
 running=
 for disturbance in "$@"; do
 	pids=
-	eval "$disturbance" &
+	name=/tmp/running/${disturbance%% *}
+	: >"$name"
+	{ eval "$disturbance"; rm "$name"; } &
 	running="$running $!"
 done
 magpie-load starvation --json --seconds "$seconds" $watch

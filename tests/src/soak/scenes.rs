@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
 use magpie_lab::Guest;
 
@@ -56,8 +56,11 @@ const REALTIME_CLASSES: &[&str] = &[
     "hrtimers",
 ];
 
+/// The most tasks of a crowd. On a machine in virtual time each costs time of the host.
+const MOST_TASKS_PER_CPU: u32 = 160;
+
 /// Options under which the scheduler is loaded in between.
-const OPTIONS: &[&str] = &[
+pub const OPTIONS: &[&str] = &[
     "",
     "",
     "--no-steal",
@@ -85,7 +88,6 @@ pub struct Disturbance {
 
 impl Disturbance {
     /// The functions of `scene.sh`.
-    #[cfg(test)]
     pub const NAMES: &[&str] = &[
         "stress",
         "hackbench_again",
@@ -99,6 +101,8 @@ impl Disturbance {
         "deadline",
         "memory",
         "clock",
+        "crowd",
+        "many_cgroups",
     ];
 
     /// Returns the call in the words of a shell.
@@ -126,7 +130,7 @@ impl Disturbance {
     /// Chooses something that happens to the load.
     fn event(random: &mut Rng, cpus: u32) -> Self {
         let hogs = random.u32(1..=cpus.min(8) + 1);
-        let (name, arguments) = match random.u32(..10) {
+        let (name, arguments) = match random.u32(..12) {
             0 | 1 if cpus > 1 => {
                 // Often all but one CPU.
                 let mut order: Vec<u32> = (1..cpus).collect();
@@ -159,6 +163,14 @@ impl Disturbance {
             6 => ("realtime", some_cpus(random, cpus)),
             7 => ("deadline", random.u32(1..=cpus.min(4)).to_string()),
             8 => ("memory", String::new()),
+            9 => {
+                let most = random.choice([400, 1000, 10_000]).unwrap_or(400);
+                ("crowd", most.min(MOST_TASKS_PER_CPU * cpus).to_string())
+            }
+            10 => {
+                let count = random.choice([20, 100, 1000]).unwrap_or(20);
+                ("many_cgroups", count.to_string())
+            }
             _ => ("clock", String::new()),
         };
         Disturbance { name, arguments }
@@ -175,44 +187,94 @@ impl Disturbance {
 }
 
 /// What happens to the scheduler itself during a scene.
-#[derive(Debug)]
-pub struct Turn {
-    /// Kill it first, instead of asking it to end.
-    is_killed: bool,
-    /// Options of its next start.
-    options: &'static str,
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Turn {
+    /// It is asked to end.
+    End,
+    /// It is killed.
+    Kill,
+    /// The kernel is out of memory and chooses it.
+    OutOfMemory,
+    /// It is stopped for a moment and goes on, as under a debugger. The kernel does not need it.
+    Stop,
 }
 
 impl Turn {
-    /// Ends the scheduler and starts it again.
-    pub fn play(&self, guest: &mut Guest, report: &mut Report) -> Result<()> {
+    const ALL: [Turn; 4] = [Turn::End, Turn::Kill, Turn::OutOfMemory, Turn::Stop];
+}
+
+/// A [`Turn`], with the options of the scheduler's next start, if it ends.
+#[derive(Debug)]
+pub struct Act {
+    turn: Turn,
+    options: &'static str,
+}
+
+impl Act {
+    /// Plays the turn. If it ends the scheduler, the kernel's own scheduler has the tasks for a
+    /// moment. Returns how often the scheduler was started.
+    pub fn play(&self, guest: &mut Guest, report: &mut Report) -> Result<u64> {
         shell(guest, "sleep 0.1")?;
-        let command = format!("{MAGPIE} {}", self.options);
-        if !self.is_killed {
-            return start_anew(guest, &command, report);
+        match self.turn {
+            Turn::Stop => {
+                shell(
+                    guest,
+                    "killall -STOP scx_magpie; sleep 0.3; killall -CONT scx_magpie",
+                )?;
+                report.add("stops of the scheduler", 1);
+                return Ok(0);
+            }
+            Turn::End => {
+                end(guest)?;
+                report.add("ends of the scheduler", 1);
+            }
+            Turn::Kill => {
+                kill(guest, "killall -9 scx_magpie")?;
+                report.add("kills of the scheduler", 1);
+            }
+            Turn::OutOfMemory => {
+                // SysRq-F has the kernel kill the task with the largest score.
+                kill(
+                    guest,
+                    "echo 1000 > /proc/$(pidof scx_magpie)/oom_score_adj; echo f > /proc/sysrq-trigger",
+                )?;
+                report.add("out-of-memory kills of the scheduler", 1);
+            }
         }
-        shell(
-            guest,
-            "killall -9 scx_magpie; for i in $(seq 600); do \
-             [ $(cat /sys/kernel/sched_ext/state) = disabled ] && exit; sleep 0.1; done; exit 1",
-        )?;
-        guest.stop_scheduler()?;
-        report.add("kills of the scheduler", 1);
-        // A real machine's service does this.
-        shell(guest, "scx_magpie restore")?;
-        guest.start_scheduler(&words(&command))?;
+        shell(guest, "sleep 0.1")?;
+        guest.start_scheduler(&words(&format!("{MAGPIE} {}", self.options)))?;
         report.add("loads", 1);
-        Ok(())
+        Ok(1)
     }
 }
 
-/// Asks the scheduler to end, and starts it with other options.
-pub fn start_anew(guest: &mut Guest, command: &str, report: &mut Report) -> Result<()> {
+/// Kills the scheduler by a script, and waits until the kernel has disabled it.
+pub fn kill(guest: &mut Guest, script: &str) -> Result<()> {
+    shell(
+        guest,
+        &format!(
+            "{script}; for i in $(seq 600); do [ $(cat /sys/kernel/sched_ext/state) = disabled ] && \
+             exit; sleep 0.1; done; echo the scheduler does not go; exit 1"
+        ),
+    )?;
+    guest.stop_scheduler()?;
+    // A real machine's service does this.
+    shell(guest, "scx_magpie restore").map(|_| ())
+}
+
+/// Asks the scheduler to end.
+pub fn end(guest: &mut Guest) -> Result<()> {
     let exit = guest.stop_scheduler()?;
     ensure!(
         exit.code == 0 && exit.state == "disabled",
         "the scheduler did not end as it should: {exit:?}"
     );
+    Ok(())
+}
+
+/// Asks the scheduler to end, and starts it with other options.
+pub fn start_anew(guest: &mut Guest, command: &str, report: &mut Report) -> Result<()> {
+    end(guest)?;
     guest.start_scheduler(&words(command))?;
     report.add("loads", 1);
     Ok(())
@@ -225,7 +287,7 @@ pub struct Scene {
     /// What happens, all at once.
     pub disturbances: Vec<Disturbance>,
     /// What happens to the scheduler meanwhile.
-    pub turns: Vec<Turn>,
+    pub acts: Vec<Act>,
     /// The loads of idle-watch after the scene, and their seed.
     pub idle_loads: &'static str,
     /// See `idle_loads`.
@@ -243,15 +305,15 @@ impl Scene {
                 disturbances.push(next);
             }
         }
-        let turns = match random.u32(..4) {
+        let acts = match random.u32(..4) {
             0 => random.usize(1..=3),
             _ => 0,
         };
-        let turns = (0..turns).map(|_| Turn {
-            is_killed: random.bool(),
+        let acts = (0..acts).map(|_| Act {
+            turn: Turn::ALL[random.usize(..Turn::ALL.len())],
             options: OPTIONS[random.usize(..OPTIONS.len())],
         });
-        let turns = turns.collect();
+        let acts = acts.collect();
         let loads: &[&str] = match cpus {
             1 => &["hackbench", "hackbench,affinity", "hackbench,forks"],
             _ => &[
@@ -265,10 +327,42 @@ impl Scene {
         Scene {
             seconds: 1,
             disturbances,
-            turns,
+            acts,
             idle_loads: loads[random.usize(..loads.len())],
             seed: random.u32(..),
         }
+    }
+
+    /// Returns a scene of these calls of `scene.sh` and turns of the scheduler, such as "hotplug 1,2 +
+    /// crowd 1000 + Kill".
+    ///
+    /// # Errors
+    /// When there is no such function or turn.
+    pub fn of(calls: &str) -> Result<Self> {
+        let mut scene = Scene {
+            seconds: 1,
+            disturbances: Vec::new(),
+            acts: Vec::new(),
+            idle_loads: "hackbench",
+            seed: 1,
+        };
+        for call in calls.split('+').map(str::trim) {
+            let (name, arguments) = call.split_once(' ').unwrap_or((call, ""));
+            if let Some(turn) = Turn::ALL.iter().find(|turn| format!("{turn:?}") == name) {
+                let options = OPTIONS.iter().find(|options| **options == arguments);
+                scene.acts.push(Act {
+                    turn: *turn,
+                    options: options.with_context(|| format!("not an option of scenes: {call}"))?,
+                });
+                continue;
+            }
+            let name = Disturbance::NAMES.iter().find(|known| **known == name);
+            scene.disturbances.push(Disturbance {
+                name: name.with_context(|| format!("no disturbance and no turn: {call}"))?,
+                arguments: arguments.to_string(),
+            });
+        }
+        Ok(scene)
     }
 
     /// Returns the options of `magpie-load starvation`.
@@ -286,9 +380,11 @@ impl fmt::Display for Scene {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let calls: Vec<String> = self.disturbances.iter().map(Disturbance::call).collect();
         write!(f, "{}", calls.join(" + "))?;
-        for turn in &self.turns {
-            let how = if turn.is_killed { "killed" } else { "ended" };
-            write!(f, "; {how}, started: {MAGPIE} {}", turn.options)?;
+        for Act { turn, options } in &self.acts {
+            write!(f, "; {turn:?}")?;
+            if *turn != Turn::Stop {
+                write!(f, ", then {MAGPIE} {options}")?;
+            }
         }
         write!(f, "; then {}", self.idle_loads)
     }

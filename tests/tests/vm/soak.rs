@@ -4,24 +4,27 @@ use anyhow::{Result, ensure};
 use magpie_tests::scheduler::VT8;
 use magpie_tests::soak::{Limits, soak, table};
 
-/// The two first scenes of this seed: all CPUs but one go offline while the scheduler is killed and
-/// tasks are frozen, then real-time hogs run.
-const SEED: u64 = 2;
-const SCENES: u32 = 2;
+/// CPUs go offline, tasks are frozen and real-time hogs run, while the scheduler is killed twice and
+/// stopped for a moment.
+const SCENE: &str = "hackbench_again + hotplug 3,5,7,2,6,1,4 + freezer 4 + realtime 0,5 + \
+                     many_cgroups 20 + Kill + OutOfMemory --no-steal + Stop";
 
 #[test]
 fn a_short_soak_finds_nothing() -> Result<()> {
     let limits = Limits {
-        scenes: Some(SCENES),
+        scenes: Some(1),
         ..Limits::default()
     };
-    let report = soak(VT8, SEED, limits, &mut |line| println!("{line}"))?;
+    let report = soak(VT8, 1, Some(SCENE), limits, &mut |line| println!("{line}"))?;
     println!("{}", table(std::slice::from_ref(&report)));
     for what in [
         "kills of the scheduler",
+        "out-of-memory kills of the scheduler",
+        "stops of the scheduler",
         "hotplug",
         "freezes",
         "real-time hogs",
+        "moves through cgroups",
         "switches watched",
     ] {
         ensure!(

@@ -1,0 +1,81 @@
+//! What a scheduler leaves behind after it ended: BPF objects, open files, memory.
+
+use std::fmt;
+
+use anyhow::{Result, ensure};
+use magpie_lab::Guest;
+
+use crate::scheduler::{json, number, shell};
+
+/// The memory that the kernel may keep in addition, in KiB: freed slabs of a cache are on lists of
+/// each CPU, and the log of the kernel and files in /tmp grow.
+const SLACK_KIB: f64 = 16.0 * 1024.0;
+
+/// What a guest has while no scheduler is loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct Kept {
+    /// BPF programs, maps and links.
+    objects: [f64; 3],
+    /// Open files of the whole guest.
+    files: f64,
+    /// What nobody can give back: memory of the kernel, but for caches.
+    memory_kib: f64,
+}
+
+impl fmt::Display for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let [programs, maps, links] = self.objects;
+        write!(
+            f,
+            "{programs} BPF programs, {maps} maps, {links} links, {} open files, {:.1} MiB",
+            self.files,
+            self.memory_kib / 1024.0
+        )
+    }
+}
+
+impl Kept {
+    /// Counts what a guest has.
+    ///
+    /// # Errors
+    /// When the guest does not tell.
+    pub fn of(guest: &mut Guest) -> Result<Self> {
+        // The kernel frees BPF objects after a grace period.
+        shell(
+            guest,
+            "sleep 1; sync; echo 3 > /proc/sys/vm/drop_caches; sleep 0.2",
+        )?;
+        let found = json(guest, "magpie-load programs --json")?;
+        let count = |what: &str| number(&found, &format!("/objects/{what}"));
+        let objects = [count("programs")?, count("maps")?, count("links")?];
+        let text = shell(
+            guest,
+            "awk '/^(SUnreclaim|Percpu|VmallocUsed|KernelStack|PageTables):/ {sum += $2} \
+             END {print sum}' /proc/meminfo; cut -f 1 /proc/sys/fs/file-nr",
+        )?;
+        let mut numbers = text.lines().filter_map(|line| line.trim().parse().ok());
+        let mut next = || numbers.next().unwrap_or(f64::NAN);
+        let (memory_kib, files) = (next(), next());
+        ensure!(memory_kib > 0.0 && files > 0.0, "{text}");
+        Ok(Self {
+            objects,
+            files,
+            memory_kib,
+        })
+    }
+
+    /// Compares with what the guest has now.
+    ///
+    /// # Errors
+    /// When it has more.
+    pub fn must_be_all(&self, guest: &mut Guest) -> Result<Self> {
+        let now = Self::of(guest)?;
+        ensure!(
+            now.objects == self.objects
+                && now.files <= self.files
+                && now.memory_kib <= self.memory_kib + SLACK_KIB,
+            "the scheduler left something behind: {self} became {now}"
+        );
+        Ok(now)
+    }
+}
