@@ -22,7 +22,8 @@ use self::output::output_of;
 use crate::guest::Guest;
 use crate::machine::{Machine, Memory};
 
-/// The most lines that each way of an interrupt may miss. The longest seen took 12 of the furthest.
+/// The most lines that an interrupt and its answer may miss together. On the Xeon with memory, 12 of
+/// the furthest explained what they took beyond two windows.
 const INTERRUPT_LINES: f64 = 32.0;
 
 /// The figures of a self-check. A percentage is the greatest deviation of any CPU from the

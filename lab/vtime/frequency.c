@@ -64,6 +64,9 @@
 #define KIND_SLOW 0x20000001
 #define KIND_FAST 0x40000001
 
+/* IA32_HWP_REQUEST: the levels 1 to 255, and an energy-performance preference of half. */
+#define REQUEST_AT_RESET 0x8000ff01ULL
+
 enum {
 	MSR_PLATFORM_INFO = 0xce,
 	MSR_MPERF = 0xe7,
@@ -350,14 +353,15 @@ static void wrmsr_is_next(unsigned int index, void *userdata)
 	if (!cpu)
 		return;
 
-	value = (uint32_t)read_register(cpu, GDB_RAX);
+	value = (uint32_t)read_register(cpu, GDB_RAX) | read_register(cpu, GDB_RDX) << 32;
 	switch ((uint32_t)read_register(cpu, GDB_RCX)) {
 	case MSR_PERF_CTL:
 		if (!f->is_enabled)
 			ask_for(v, value >> 8 & 0xff);
 		break;
 	case MSR_PM_ENABLE:
-		f->is_enabled = is_hybrid() && value & 1;
+		/* Only a reset clears it. */
+		f->is_enabled |= is_hybrid() && value & 1;
 		break;
 	case MSR_HWP_REQUEST:
 		f->request = value;
@@ -424,7 +428,7 @@ void frequency_write(FILE *f, unsigned int index)
 const char *frequency_init(void)
 {
 	if (!frequency_is_on())
-		return NULL;
+		return is_hybrid() ? "slow_mhz= needs max_mhz=" : NULL;
 	if (options.min_mhz < MHZ_PER_RATIO || options.min_mhz > options.max_mhz ||
 	    options.max_mhz < options.tsc_mhz || options.max_mhz > MAX_RATIO * MHZ_PER_RATIO ||
 	    options.min_mhz % MHZ_PER_RATIO || options.max_mhz % MHZ_PER_RATIO)
@@ -432,8 +436,9 @@ const char *frequency_init(void)
 		       "between them";
 	if (is_hybrid() &&
 	    (options.slow_mhz < options.tsc_mhz || options.slow_mhz > options.max_mhz ||
-	     options.slow_mhz % MHZ_PER_RATIO || !options.slow_from || options.threads > 1))
-		return "slow_mhz= needs slow_from=, threads=1, and to be from the TSC's frequency to "
+	     options.slow_mhz % MHZ_PER_RATIO || !options.slow_from ||
+	     options.slow_from >= nr_vcpus || options.threads > 1))
+		return "slow_mhz= needs slow_from= of a vCPU, threads=1, and to be from the TSC's frequency to "
 		       "max_mhz=, in multiples of 100";
 	if (host_is_short())
 		return "max_mhz= takes no physical_cpus=: a frequency does not follow a vCPU to "
@@ -442,6 +447,7 @@ const char *frequency_init(void)
 	    !cpu_loop_exit)
 		return "max_mhz=: this QEMU does not export the registers of an x86 vCPU";
 	for (unsigned int i = 0; i < nr_vcpus; i++) {
+		frequencies[i].request = REQUEST_AT_RESET;
 		frequencies[i].asked = most_ratio(&vcpus[i]);
 		frequencies[i].holds = most_ratio(&vcpus[i]);
 		frequencies[i].runs = most_ratio(&vcpus[i]);

@@ -431,6 +431,7 @@ static void charge_copy(struct cpu_memory *c, struct vcpu *v, uint64_t more_ps)
 static void copy_begins(unsigned int index, void *userdata)
 {
 	(void)userdata;
+	cpus[index].copied_line = ~0ULL;
 	charge_copy(&cpus[index], &vcpus[index], memory_options.string_start_ns * 1000);
 }
 

@@ -36,14 +36,14 @@ pub const MACHINES: &[&str] = &["one1", "vt2", VT8, "uneven12", "vt8nodes", "vt6
 const WARNINGS: &str =
     "WARNING:|BUG:|Oops|rcu: INFO|soft lockup|hung_task|possible recursive|sched_ext:.*error";
 
-/// Waits until a scene has ended, for at least half a minute of the guest's time. What scenes do takes
+/// Waits until a scene has ended, for at least half a minute of the guest's time. Scenes take
 /// a few seconds; for a task that is never run again one would wait for ever.
 const WAIT: &str = "for i in $(seq 300); do [ -s /tmp/ended ] && exit; sleep 0.1; done; echo it takes too long; exit 1";
 
 /// Prints which disturbances have not ended, the tasks, and in the kernel's log those that are blocked.
 const WHAT_HANGS: &str =
     "ls /tmp/running; cat /tmp/scene; ps -o pid,ppid,stat,comm,args | grep -v ']$'
-echo w > /proc/sysrq-trigger; dmesg | tail -n 100; cat /tmp/stress";
+echo w > /proc/sysrq-trigger; dmesg | tail -n 100; cat /tmp/stress; true";
 
 /// When a soak of one machine ends: at the first limit that it reaches. Without limits it goes on.
 #[derive(Clone, Copy, Debug, Default)]
@@ -105,6 +105,9 @@ pub fn soak(
     say: &mut dyn FnMut(&str),
 ) -> Result<Report> {
     let began = Instant::now();
+    if let Some(calls) = calls {
+        Scene::of(calls)?;
+    }
     let mut guest = boot(in_virtual_time(machine)?)?;
     // The first load and its end take what stays, such as the kernel's caches.
     guest.start_scheduler(&words(MAGPIE))?;
@@ -134,8 +137,9 @@ pub fn soak(
             let number = report.scenes + 1;
             format!(
                 "soak of {machine}, seed {seed}, scene {number} ({scene}), after {:.1} s; repeat with \
-                 `make soak MAGPIE_MACHINE={machine} MAGPIE_SEED={seed}`",
-                report.guest_s
+                 `make soak MAGPIE_MACHINE={machine} MAGPIE_SEED={seed}{}`",
+                report.guest_s,
+                calls.map_or(String::new(), |calls| format!(" MAGPIE_SCENE='{calls}'"))
             )
         })?;
         report.scenes += 1;
@@ -255,7 +259,8 @@ fn wait_for_end(guest: &mut Guest) -> Result<()> {
     let Err(error) = shell(guest, WAIT) else {
         return Ok(());
     };
-    bail!("{error:#}\nstill running: {}", shell(guest, WHAT_HANGS)?)
+    let hangs = shell(guest, WHAT_HANGS).unwrap_or_else(|unknown| format!("{unknown:#}"));
+    bail!("{error:#}\nstill running: {hangs}")
 }
 
 /// Takes in the lines that a scene printed.

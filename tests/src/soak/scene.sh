@@ -3,8 +3,9 @@
 #
 # Runs the disturbances together for a time, and beside them magpie-load starvation with the options
 # WATCH. A disturbance is a function below with its arguments. It counts what it did in lines
-# "count WHAT NUMBER": only what succeeded, so that a test can rely on a count. The soak prints
-# lines with the word "failed". The scene ends with the exit code of the watch.
+# "count WHAT NUMBER": only what succeeded, so that a test can rely on a count. What a test counts is
+# done at least once, however short the time. The soak prints lines with the word "failed". The scene
+# ends with the exit code of the watch.
 seconds=$1
 watch=$2
 shift 2
@@ -81,7 +82,7 @@ churn() { # TASKS SEED
 # All of these CPUs go offline, one after the other, and come back.
 hotplug() { # CPUS
 	n=0
-	until over; do
+	while :; do
 		for cpu in $(echo "$1" | tr , ' '); do
 			# The kernel refuses a CPU that deadline tasks need.
 			echo 0 >/sys/devices/system/cpu/cpu$cpu/online 2>/dev/null && n=$((n + 1))
@@ -91,6 +92,7 @@ hotplug() { # CPUS
 			echo 1 >/sys/devices/system/cpu/cpu$cpu/online
 		done
 		sleep 0.05
+		over && break
 	done
 	count hotplug $n
 }
@@ -161,11 +163,12 @@ freezer() { # HOGS
 	) 2>/dev/null &
 	n=0
 	populated frozen
-	until over; do
+	while :; do
 		echo 1 >/sys/fs/cgroup/frozen/cgroup.freeze && n=$((n + 1))
 		sleep 0.03
 		echo 0 >/sys/fs/cgroup/frozen/cgroup.freeze
 		sleep 0.03
+		over && break
 	done
 	echo 1 >/sys/fs/cgroup/frozen/cgroup.kill
 	wait
@@ -193,13 +196,14 @@ clamps() { # HOGS VALUES
 # Real-time hogs hold these CPUs for moments. `timeout` is no real-time task, and not that of the shell.
 realtime() { # CPUS
 	n=0
-	until over; do
+	while :; do
 		for cpu in $(echo "$1" | tr , ' '); do
 			/bin/timeout 0.1 taskset -c "$cpu" chrt -f 50 magpie-load burn &
 			pids="$pids $!"
 		done 2>/dev/null
 		end_of_timeouts
 		sleep 0.02
+		over && break
 	done
 	count "real-time hogs" $n
 }
@@ -256,7 +260,7 @@ many_cgroups() { # CGROUPS
 	echo +cpu >/sys/fs/cgroup/many/cgroup.subtree_control
 	hogs 1
 	n=0
-	until over; do
+	while :; do
 		(cd /sys/fs/cgroup/many && seq "$1" | xargs mkdir)
 		for i in $(seq "$1"); do
 			echo $((i % 10000 + 1)) >/sys/fs/cgroup/many/$i/cpu.weight
@@ -264,6 +268,7 @@ many_cgroups() { # CGROUPS
 		done
 		echo $pids >/sys/fs/cgroup/cgroup.procs
 		(cd /sys/fs/cgroup/many && seq "$1" | xargs rmdir)
+		over && break
 	done
 	end_hogs
 	rmdir /sys/fs/cgroup/many

@@ -4,8 +4,8 @@ use anyhow::{Result, ensure};
 use magpie_tests::scheduler::VT8;
 use magpie_tests::soak::{Limits, soak, table};
 
-/// CPUs go offline, tasks are frozen and real-time hogs run, while the scheduler is killed twice and
-/// stopped for a moment.
+/// CPUs go offline, tasks are frozen and real-time hogs run; the scheduler is killed twice and stopped
+/// for a moment.
 const SCENE: &str = "hackbench_again + hotplug 3,5,7,2,6,1,4 + freezer 4 + realtime 0,5 + \
                      many_cgroups 20 + Kill + OutOfMemory --no-steal + Stop";
 

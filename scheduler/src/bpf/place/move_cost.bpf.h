@@ -43,7 +43,8 @@ static __always_inline u64 expected_wait(s32 cpu, u64 now)
 
 /*
  * Return whether an idle core of another LLC is worth the move to a task that would share a core in
- * its own, or have a slow one: two hogs on a core run at 0.6 of their speed.
+ * its own, or have a slow one: two hogs on a core run at 0.6 of their speed, one on a slow core of
+ * the lab's hybrid machine at 0.49.
  */
 static __always_inline bool is_worth_a_far_core(const struct task_state *ts)
 {

@@ -40,7 +40,7 @@ struct placement {
 	bool wants_fast; /* a slow CPU only if no fast one is idle */
 	/* Which moves are worth their cost: weigh_moves() says so once the previous CPU is taken. */
 	bool may_go_far; /* to another LLC */
-	bool core_is_worth_it; /* ... if it would share a core in its LLC, or must be on a fast one */
+	bool core_is_worth_it; /* ... if it would share a core in its LLC, or prefers a fast one */
 	bool outlasts_waker; /* long bursts: may share the core of a waker that will sleep soon */
 	bool may_preempt; /* a CPU that runs a SCHED_IDLE task counts as idle */
 
