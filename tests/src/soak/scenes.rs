@@ -236,7 +236,7 @@ impl Act {
                 // SysRq-F has the kernel kill the task with the largest score.
                 kill(
                     guest,
-                    "echo 1000 > /proc/$(pidof -s scx_magpie)/oom_score_adj && echo f > /proc/sysrq-trigger",
+                    "echo 1000 > /proc/$(pidof scx_magpie)/oom_score_adj && echo f > /proc/sysrq-trigger",
                 )?;
                 report.add("out-of-memory kills of the scheduler", 1);
             }
