@@ -57,13 +57,10 @@ const CMDLINE: &[&str] = &["cpuhp.parallel=0", "lpj=8000000"];
 /// CPU that says so.
 const HAS_FREQUENCIES: &str = "setcpuid=aperfmperf,constant_tsc,nonstop_tsc";
 
-/// Words of the kernel's command line for a hybrid machine: the kernel asks for levels of performance
-/// (HWP), which says how fast each core is, and the governors still choose them. The feature without a
-/// name, 591, is X86_FEATURE_HYBRID_CPU: 18 x 32 + 15.
-const IS_HYBRID: &[&str] = &[
-    "setcpuid=aperfmperf,constant_tsc,nonstop_tsc,hwp,hwp_epp,591",
-    "intel_pstate=passive",
-];
+/// What a hybrid machine adds to [`HAS_FREQUENCIES`]: the kernel asks for levels of performance (HWP),
+/// which say how fast each core is. With `intel_pstate=passive` the governors still choose them. The feature without a name,
+/// 591, is X86_FEATURE_HYBRID_CPU: 18 x 32 + 15.
+const HYBRID_FEATURES: &str = ",hwp,hwp_epp,591";
 
 /// What a hybrid machine's CPU has beyond [`CPU`]: the number of the model Alder Lake, for which the
 /// kernel knows how much the levels of the two kinds of cores differ.
@@ -144,14 +141,15 @@ pub(crate) fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
     options
         .kernel_cmdline
         .extend(CMDLINE.iter().map(|word| word.to_string()));
-    let words = match time.frequency {
-        Some(_) if is_hybrid => IS_HYBRID,
-        Some(_) => &[HAS_FREQUENCIES],
-        None => &[],
-    };
-    options
-        .kernel_cmdline
-        .extend(words.iter().map(|word| word.to_string()));
+    if time.frequency.is_some() {
+        let more = if is_hybrid { HYBRID_FEATURES } else { "" };
+        options
+            .kernel_cmdline
+            .push(format!("{HAS_FREQUENCIES}{more}"));
+    }
+    if is_hybrid {
+        options.kernel_cmdline.push("intel_pstate=passive".into());
+    }
     let slow = Duration::from_secs(120 + 4 * u64::from(machine.cpus()));
     options.boot_timeout = options.boot_timeout.max(slow);
     // Large schedulers load slowly: scx_lavd was not enabled within 128 s on two CPUs.

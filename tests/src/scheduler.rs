@@ -62,6 +62,12 @@ pub fn boot_for_magpie(machine: &str, change: impl FnOnce(&mut GuestOptions)) ->
     })
 }
 
+/// Adds uclampset, chrt, and a timeout of less than a second to a guest, whose BusyBox has none.
+pub fn add_tools(options: &mut GuestOptions) {
+    let tools = ["util-linux", "coreutils"].map(String::from);
+    options.packages.extend(tools);
+}
+
 /// As [`boot_for_magpie`], but no other guest runs meanwhile: for tests that measure real time.
 pub fn boot_for_magpie_alone(machine: &str) -> Result<TestGuest> {
     let files = programs()?;

@@ -105,14 +105,9 @@ pub fn soak(
     say: &mut dyn FnMut(&str),
 ) -> Result<Report> {
     let began = Instant::now();
-    if let Some(calls) = calls {
-        Scene::of(calls)?;
-    }
+    let named = calls.map(Scene::of).transpose()?;
     let mut guest = boot(in_virtual_time(machine)?)?;
-    // The first load and its end take what stays, such as the kernel's caches.
-    guest.start_scheduler(&words(MAGPIE))?;
-    scenes::end(&mut guest)?;
-    let kept = Kept::of(&mut guest)?;
+    let kept = kept_after_a_load(&mut guest)?;
     let cpus = Machine::find(machine)?.cpus();
     let mut report = Report {
         machine: machine.into(),
@@ -122,16 +117,20 @@ pub fn soak(
     guest.start_scheduler(&words(MAGPIE))?;
     report.add("loads", 1);
     while !limits.are_reached(&report) {
-        let scene = match calls {
-            Some(calls) => Scene::of(calls)?,
-            None => Scene::choose(&mut random, cpus),
+        let chosen;
+        let scene = match &named {
+            Some(named) => named,
+            None => {
+                chosen = Scene::choose(&mut random, cpus);
+                &chosen
+            }
         };
         say(&format!(
             "{machine}, seed {seed}, after {:.1} s, scene {}: {scene}",
             report.guest_s,
             report.scenes + 1
         ));
-        let played = play(&mut guest, &scene, &mut report);
+        let played = play(&mut guest, scene, &mut report);
         // The kernel's reason comes first, because it explains what a watch or a program saw.
         judge_scheduler(&mut guest, &played).with_context(|| {
             let number = report.scenes + 1;
@@ -151,6 +150,14 @@ pub fn soak(
     Ok(report)
 }
 
+/// Loads the scheduler once and ends it, and returns what the guest has then: the first load takes what
+/// stays, such as the kernel's caches.
+fn kept_after_a_load(guest: &mut TestGuest) -> Result<Kept> {
+    guest.start_scheduler(&words(MAGPIE))?;
+    scenes::end(guest)?;
+    Kept::of(guest)
+}
+
 /// Loads the scheduler under load and ends it, every fourth time by a kill, so often. Returns what
 /// the guest had before and after.
 ///
@@ -158,9 +165,7 @@ pub fn soak(
 /// When the scheduler does not start or end, or leaves something behind.
 pub fn cycles(machine: &str, count: u32) -> Result<[Kept; 2]> {
     let mut guest = boot(Machine::find(machine)?)?;
-    guest.start_scheduler(&words(MAGPIE))?;
-    scenes::end(&mut guest)?;
-    let before = Kept::of(&mut guest)?;
+    let before = kept_after_a_load(&mut guest)?;
     let load = "(while [ ! -e /tmp/over ]; do hackbench -g 1 -l 50; done; echo over > /tmp/ended)";
     shell(&mut guest, &format!("{load} >/dev/null 2>&1 &"))?;
     for cycle in 0..count {
@@ -180,10 +185,7 @@ pub fn cycles(machine: &str, count: u32) -> Result<[Kept; 2]> {
     }
     shell(&mut guest, "touch /tmp/over")?;
     wait_for_end(&mut guest)?;
-    let log = shell(
-        &mut guest,
-        &format!("dmesg | grep -E '{WARNINGS}' || [ $? = 1 ]"),
-    )?;
+    let log = warnings(&mut guest)?;
     ensure!(log.is_empty(), "the kernel says:\n{log}");
     let after = before.must_be_all(&mut guest)?;
     guest.into_guest().shutdown()?;
@@ -312,19 +314,24 @@ fn watch_idle(guest: &mut Guest, scene: &Scene, report: &mut Report) -> Result<(
     Ok(())
 }
 
+/// Returns the warnings in the kernel's log since the last call, and the log's end if there are any.
+fn warnings(guest: &mut Guest) -> Result<String> {
+    // grep ends with 1 if it finds nothing, and with 2 if it fails.
+    let command = format!(
+        "dmesg -c > /tmp/log && {{ grep -E '{WARNINGS}' /tmp/log && tail -n 60 /tmp/log || \
+         [ $? = 1 ]; }}"
+    );
+    shell(guest, &command)
+}
+
 /// Holds the scheduler against what a scene saw: it runs, and the kernel has not complained.
 fn judge_scheduler(guest: &mut Guest, played: &Result<()>) -> Result<()> {
     let died = guest.scheduler_died();
     if let Ok(Some(exit)) = &died {
         bail!("the scheduler ended: {}\n{played:?}", guest::explain(exit));
     }
-    // grep ends with 1 if it finds nothing, and with 2 if it fails.
-    let command = format!(
-        "dmesg -c > /tmp/log && {{ grep -E '{WARNINGS}' /tmp/log && tail -n 60 /tmp/log || \
-         [ $? = 1 ]; }}"
-    );
-    let log = shell(guest, &command)
-        .with_context(|| format!("cannot search the kernel's log\n{played:?}"))?;
+    let log =
+        warnings(guest).with_context(|| format!("cannot search the kernel's log\n{played:?}"))?;
     ensure!(log.is_empty(), "the kernel says:\n{log}\n{played:?}");
     match played {
         Ok(()) => died.map(|_| ()),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
+use super::distance::Distance;
 use super::output::output_of;
 use crate::guest::Guest;
 use crate::machine::{Cpu, Machine, Memory};
@@ -26,9 +27,6 @@ const CONTENDED_PERCENT: f64 = 33.0;
 
 /// Numbers of CPUs that add to one line, as far as the machine has so many.
 const ADDERS: [usize; 3] = [2, 8, 32];
-
-/// Pairs of CPUs that are measured for each distance.
-const PAIRS: usize = 3;
 
 /// Bytes of the string instructions that are measured. They fit into L1.
 const STRINGS: [u64; 2] = [4096, 16384];
@@ -264,9 +262,9 @@ impl<'a> Run<'a> {
     /// has.
     fn transfers(&mut self) -> Result<Vec<Figure>> {
         let mut figures = Vec::new();
-        for distance in distances(self.memory, &self.cpus) {
+        for distance in Distance::ALL {
             let mut measured = Vec::new();
-            for (a, b) in distance.pairs {
+            for (a, b) in distance.pairs(&self.cpus) {
                 measured.extend(self.measure(&[
                     "transfer".to_string(),
                     a.to_string(),
@@ -276,11 +274,11 @@ impl<'a> Run<'a> {
             measured.sort_by(f64::total_cmp);
             if let Some(&measured) = measured.get(measured.len() / 2) {
                 figures.push(Figure {
-                    what: distance.what.to_string(),
+                    what: distance.to_string(),
                     unit: Unit::Nanoseconds,
                     // The program prints the difference to an own line, which takes an instruction.
                     measured: measured + self.instruction_ns,
-                    predicted: distance.latency_ns,
+                    predicted: distance.transfer_ns(self.memory),
                     tolerance_percent: TRANSFER_PERCENT,
                 });
             }
@@ -372,73 +370,19 @@ fn steps(memory: &Memory, l1_ns: f64) -> Vec<Step> {
     steps
 }
 
-/// Returns up to [`PAIRS`] pairs of CPUs for which `is_so`, spread over the machine.
-fn pairs(cpus: &[Cpu], is_so: &dyn Fn(&Cpu, &Cpu) -> bool) -> Vec<(u32, u32)> {
-    let partners: Vec<(u32, u32)> = cpus
-        .iter()
-        .filter_map(|a| {
-            let b = cpus.iter().find(|b| a.number != b.number && is_so(a, b))?;
-            Some((a.number, b.number))
-        })
-        .collect();
-    let step = partners.len().div_ceil(PAIRS).max(1);
-    partners.into_iter().step_by(step).collect()
-}
-
-/// A distance between CPUs: its name, its latency, and the pairs of CPUs that are measured.
-pub(super) struct Distance {
-    pub(super) what: &'static str,
-    pub(super) latency_ns: f64,
-    pub(super) pairs: Vec<(u32, u32)>,
-}
-
-/// Nanoseconds of a line's way between two CPUs.
-fn transfer_ns(memory: &Memory, a: &Cpu, b: &Cpu) -> f64 {
-    let ns = &memory.transfer_ns;
-    if a.core == b.core {
-        ns.sibling
-    } else if a.llc == b.llc {
-        ns.same_llc
-    } else if a.node == b.node {
-        ns.other_llc
-    } else {
-        ns.other_node
-    }
-}
-
 /// Returns the mean of a line's way between two different CPUs of these.
 fn mean_transfer(memory: &Memory, cpus: &[Cpu]) -> f64 {
     let pairs = cpus.iter().flat_map(|a| cpus.iter().map(move |b| (a, b)));
     let ways: Vec<f64> = pairs
         .filter(|(a, b)| a.number != b.number)
-        .map(|(a, b)| transfer_ns(memory, a, b))
+        .map(|(a, b)| Distance::of(a, b).transfer_ns(memory))
         .collect();
     ways.iter().sum::<f64>() / ways.len() as f64
 }
 
-/// Returns all distances. One that the machine does not have has no pairs.
-pub(super) fn distances(memory: &Memory, cpus: &[Cpu]) -> [Distance; 4] {
-    let distance = |what, latency_ns, is_so: &dyn Fn(&Cpu, &Cpu) -> bool| Distance {
-        what,
-        latency_ns,
-        pairs: pairs(cpus, is_so),
-    };
-    let ns = &memory.transfer_ns;
-    [
-        distance("sibling", ns.sibling, &|a, b| a.core == b.core),
-        distance("same LLC", ns.same_llc, &|a, b| {
-            a.llc == b.llc && a.core != b.core
-        }),
-        distance("other LLC", ns.other_llc, &|a, b| {
-            a.node == b.node && a.llc != b.llc
-        }),
-        distance("other node", ns.other_node, &|a, b| a.node != b.node),
-    ]
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{distances, mean_transfer, spread, steps};
+    use super::{mean_transfer, spread, steps};
     use crate::Machine;
 
     #[test]
@@ -469,26 +413,5 @@ mod tests {
         let mean = (8.0 + 2.0 * 25.0 + 4.0 * 100.0) / 7.0;
         assert!((mean_transfer(memory, &all) - mean).abs() < 1e-9);
         assert_eq!(spread(&machine.layout(), 32).len(), 8);
-    }
-
-    #[test]
-    fn pairs_are_at_their_distance() {
-        let machine = Machine::preset("vt8-mem").expect("preset");
-        let memory = machine
-            .virtual_time
-            .as_ref()
-            .and_then(|time| time.memory.as_ref());
-        let cpus = machine.layout();
-        let all = distances(memory.expect("a machine with memory"), &cpus);
-        let numbers = all.map(|distance| distance.pairs);
-        assert_eq!(
-            numbers,
-            [
-                vec![(0, 1), (3, 2), (6, 7)],
-                vec![(0, 2), (3, 0), (6, 4)],
-                vec![(0, 4), (3, 4), (6, 0)],
-                vec![]
-            ]
-        );
     }
 }

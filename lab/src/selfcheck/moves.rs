@@ -3,7 +3,8 @@
 
 use anyhow::{Result, ensure};
 
-use super::memory::{Figure, LOADS, OTHERS, Run, Unit, distances};
+use super::distance::Distance;
+use super::memory::{Figure, LOADS, OTHERS, Run, Unit};
 use crate::machine::Memory;
 
 /// How far a load after a move may be from its prediction, in percent.
@@ -16,12 +17,12 @@ impl Run<'_> {
     pub(super) fn moves(&mut self) -> Result<Vec<Figure>> {
         let memory = self.memory;
         let mut figures = Vec::new();
-        for distance in distances(memory, &self.cpus) {
-            let Some(&(from, to)) = distance.pairs.first() else {
+        for distance in Distance::ALL {
+            let Some(&(from, to)) = distance.pairs(&self.cpus).first() else {
                 continue;
             };
             let mut sizes = vec![memory.l2.kib / 2, memory.llc.kib / 2, memory.llc.kib * 3];
-            if distance.what != "sibling" {
+            if distance != Distance::Sibling {
                 sizes.insert(0, memory.l1.kib / 2);
             }
             let mut arguments = vec!["move".to_string(), from.to_string(), to.to_string()];
@@ -32,9 +33,9 @@ impl Run<'_> {
                 "memory-check printed {measured:?}"
             );
             for (kib, times) in sizes.into_iter().zip(measured.chunks_exact(2)) {
-                let latency_ns = after_move(memory, distance.what, distance.latency_ns, kib);
+                let latency_ns = after_move(memory, distance, kib);
                 figures.push(Figure {
-                    what: format!("{}, {kib} KiB, before {:.1},", distance.what, times[0]),
+                    what: format!("{distance}, {kib} KiB, before {:.1},", times[0]),
                     unit: Unit::Nanoseconds,
                     measured: times[1],
                     predicted: latency_ns + self.instruction_ns * OTHERS / LOADS,
@@ -49,31 +50,34 @@ impl Run<'_> {
 /// Returns the mean latency of the lines of a walk through `kib`, which the table predicts for the
 /// first walk after a move over that distance. The caches that the thread left have as many of the
 /// lines as they hold, and memory has the others.
-fn after_move(memory: &Memory, distance: &str, transfer_ns: f64, kib: u64) -> f64 {
+fn after_move(memory: &Memory, distance: Distance, kib: u64) -> f64 {
     let (l2, llc) = (memory.l2.kib, memory.llc.kib);
+    let transfer_ns = distance.transfer_ns(memory);
     let dram_ns = match distance {
-        "other node" => memory.dram_ns.remote,
+        Distance::OtherNode => memory.dram_ns.remote,
         _ => memory.dram_ns.local,
     };
     let part = |size: u64| size.min(kib) as f64 / kib as f64;
     match distance {
         // The sibling has the same caches.
-        "sibling" if kib <= l2 => memory.l2.ns,
-        "sibling" if kib <= llc => memory.llc.ns,
-        "sibling" => dram_ns,
+        Distance::Sibling if kib <= l2 => memory.l2.ns,
+        Distance::Sibling if kib <= llc => memory.llc.ns,
+        Distance::Sibling => dram_ns,
         // The lines of the other core's L2 are taken from there. If the LLC is too small, the walk
         // replaces each of its lines before it comes to it.
-        "same LLC" => {
+        Distance::SameLlc => {
             let shared_ns = if kib <= llc { memory.llc.ns } else { dram_ns };
             part(l2) * transfer_ns + (1.0 - part(l2)) * shared_ns
         }
-        _ => part(llc) * transfer_ns + (1.0 - part(llc)) * dram_ns,
+        Distance::OtherLlc | Distance::OtherNode => {
+            part(llc) * transfer_ns + (1.0 - part(llc)) * dram_ns
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::after_move;
+    use super::{Distance, after_move};
     use crate::Machine;
 
     #[test]
@@ -81,12 +85,12 @@ mod tests {
         let machine = Machine::preset("vt8-mem").expect("preset");
         let memory = machine.virtual_time.and_then(|time| time.memory);
         let memory = memory.expect("a machine with memory");
-        let ns = |distance, transfer_ns, kib| after_move(&memory, distance, transfer_ns, kib);
-        assert_eq!(ns("sibling", 8.0, 128), 4.0);
-        assert_eq!(ns("same LLC", 25.0, 128), 25.0);
-        assert_eq!(ns("same LLC", 25.0, 1024), 0.25 * 25.0 + 0.75 * 10.0);
-        assert_eq!(ns("other LLC", 100.0, 1024), 100.0);
-        let remote = ns("other node", 200.0, 6144);
+        let ns = |distance, kib| after_move(&memory, distance, kib);
+        assert_eq!(ns(Distance::Sibling, 128), 4.0);
+        assert_eq!(ns(Distance::SameLlc, 128), 25.0);
+        assert_eq!(ns(Distance::SameLlc, 1024), 0.25 * 25.0 + 0.75 * 10.0);
+        assert_eq!(ns(Distance::OtherLlc, 1024), 100.0);
+        let remote = ns(Distance::OtherNode, 6144);
         assert!((remote - (200.0 + 2.0 * 150.0) / 3.0).abs() < 1e-9);
     }
 }

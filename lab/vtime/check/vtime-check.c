@@ -289,10 +289,10 @@ static bool is_near(double value, double bound)
 
 int main(int argc, char **argv)
 {
-	const double mips = argc == 5 ? atof(argv[1]) : 0,
-		     window_ns = argc == 5 ? atof(argv[2]) : 0;
-	const double smt_factor = argc == 5 ? atof(argv[3]) : 0;
-	const double misses_ns = argc == 5 ? atof(argv[4]) : -1;
+	const bool has_all = argc == 5;
+	const double mips = has_all ? atof(argv[1]) : 0, window_ns = has_all ? atof(argv[2]) : 0;
+	const double smt_factor = has_all ? atof(argv[3]) : 0;
+	const double misses_ns = has_all ? atof(argv[4]) : 0;
 	uint64_t insns;
 	double alone, all, siblings, beside, sleep_error, ipi = 0;
 	bool holds = true;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{VT8, boot_for_magpie, json, shell, traced, under};
+use magpie_tests::scheduler::{VT8, add_tools, boot_for_magpie, json, shell, traced, under};
 
 /// The target for the highest performance.
 const ALL: u32 = 1024;
@@ -284,12 +284,7 @@ fn a_waking_real_time_task_keeps_no_target(guest: &mut Guest) -> Result<()> {
 
 #[test]
 fn each_cpu_asks_for_the_performance_that_it_uses() -> Result<()> {
-    let mut guest = boot_for_magpie(VT8, |options| {
-        // For uclampset, chrt, and a timeout of less than a second.
-        options
-            .packages
-            .extend(["util-linux".into(), "coreutils".into()]);
-    })?;
+    let mut guest = boot_for_magpie(VT8, add_tools)?;
     shell(&mut guest, PREPARE)?;
     under(&mut guest, "scx_magpie --frequency on", |guest| {
         a_hog_asks_for_all_within_two_ticks(guest)?;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
-use magpie_tests::scheduler::{boot_for_magpie, shell, traced, under};
+use magpie_tests::scheduler::{add_tools, boot_for_magpie, shell, traced, under};
 
 /// Two LLCs of four cores of two threads, in virtual time.
 const MACHINE: &str = "vt16freq";
@@ -126,12 +126,7 @@ fn a_target_that_another_cpu_set_becomes_a_frequency(guest: &mut Guest) -> Resul
 
 #[test]
 fn cpus_run_as_fast_as_their_tasks_need() -> Result<()> {
-    let mut guest = boot_for_magpie(MACHINE, |options| {
-        // For uclampset, and a timeout of less than a second.
-        options
-            .packages
-            .extend(["util-linux".into(), "coreutils".into()]);
-    })?;
+    let mut guest = boot_for_magpie(MACHINE, add_tools)?;
     shell(&mut guest, PREPARE)?;
     // Loaded by itself, because the machine has schedutil.
     under(&mut guest, "scx_magpie", |guest| {
@@ -186,11 +181,7 @@ fn cpus_run_as_fast_as_their_tasks_need() -> Result<()> {
 /// What a slow CPU is asked for counts by the capacity of the fast ones: all that it has is 499 of 1024.
 #[test]
 fn slow_cpus_run_as_fast_as_their_tasks_need() -> Result<()> {
-    let mut guest = boot_for_magpie(HYBRID, |options| {
-        options
-            .packages
-            .extend(["util-linux".into(), "coreutils".into()]);
-    })?;
+    let mut guest = boot_for_magpie(HYBRID, add_tools)?;
     shell(&mut guest, PREPARE)?;
     under(&mut guest, "scx_magpie", |guest| {
         let busy = hog(guest, "")?;

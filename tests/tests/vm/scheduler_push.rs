@@ -4,7 +4,7 @@
 use anyhow::{Result, ensure};
 use magpie_lab::Guest;
 use magpie_tests::scheduler::{
-    VT8, boot_for_magpie, counters, grown, json, number, shell, with_and_without,
+    VT8, add_tools, boot_for_magpie, counters, grown, json, number, shell, with_and_without,
 };
 
 /// Four hogs that may run on all eight CPUs. Ten times, a real-time task takes each CPU for 20 ms.
@@ -52,12 +52,7 @@ fn watch(guest: &mut Guest, scheduler: &str) -> Result<Waits> {
 
 #[test]
 fn a_task_that_loses_its_cpu_migrates_at_once() -> Result<()> {
-    let mut guest = boot_for_magpie(VT8, |options| {
-        // For its timeout: that of BusyBox counts in whole seconds.
-        options
-            .packages
-            .extend(["util-linux".into(), "coreutils".into()]);
-    })?;
+    let mut guest = boot_for_magpie(VT8, add_tools)?;
     let (with, without) = with_and_without(&mut guest, "--no-push", watch)?;
     ensure!(
         with.longest <= 1.0,

@@ -82,7 +82,9 @@ fn schedutil_follows_the_load_and_a_deterministic_machine_repeats_it() -> Result
         cat policy2/scaling_cur_freq'; \
         mkfifo /tmp/never; \
         taskset -c 4 sh -c 'exec 3<>/tmp/never; \
-        for i in 1 2 3 4 5 6 7 8 9 10 11; do read -t 0.05 x <&3; read x < policy4/scaling_cur_freq; echo $x; done'; cat policy*/scaling_cur_freq; cat /proc/uptime";
+        for i in 1 2 3 4 5 6 7 8 9 10 11; do \
+        read -t 0.05 x <&3; read x < policy4/scaling_cur_freq; echo $x; done'; \
+        cat policy*/scaling_cur_freq; cat /proc/uptime";
     let first = run_batch(&machine, job)?;
     let second = run_batch(&machine, job)?;
     println!("{}", first.output);
