@@ -164,7 +164,7 @@ fn run_command(run: &Run) -> Result<u8> {
     spinner.clear();
     let timeout = Duration::from_secs(run.timeout);
     let before = match run.profile {
-        true => Some(guest.samples()?),
+        true => Some(guest.counts()?),
         false => None,
     };
     let ran = guest.exec(&command, timeout, &mut |stream, bytes| {
@@ -188,8 +188,8 @@ fn run_command(run: &Run) -> Result<u8> {
     let result = ran?;
     let profile = match (&before, mips) {
         (Some(before), Some(mips)) => {
-            let samples = guest.samples()?.since(before);
-            Some(guest.profile(&samples, mips)?)
+            let counts = guest.counts()?.since(before);
+            Some(guest.profile(&counts, mips)?)
         }
         _ => None,
     };

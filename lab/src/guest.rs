@@ -19,7 +19,7 @@ use self::connection::Connection;
 use self::scheduler::Scheduler;
 use crate::kernel::Kernel;
 use crate::options::{Accelerator, GuestOptions};
-use crate::vtime::profile::{self, Profile, Samples, Symbols};
+use crate::vtime::profile::{self, Counts, Profile, Symbols};
 use crate::vtime::{self, Fidelity};
 use crate::{accelerator, boot, text};
 
@@ -203,19 +203,19 @@ impl Guest {
     ///
     /// # Errors
     /// When QEMU has ended or writes no report.
-    pub fn samples(&self) -> Result<Samples> {
+    pub fn counts(&self) -> Result<Counts> {
         self.fidelity()?;
-        Samples::read(&self.connection.qemu().folder().join(profile::SAMPLES))
+        Counts::read(&self.connection.qemu().folder().join(profile::COUNTS))
     }
 
-    /// Returns samples by function of the guest's kernel. A BPF program is named only while it is
+    /// Returns counts by function of the guest's kernel. A BPF program is named only while it is
     /// loaded.
     ///
     /// # Errors
     /// When the guest does not tell its kernel's symbols.
-    pub fn profile(&mut self, samples: &Samples, mips: f64) -> Result<Profile> {
+    pub fn profile(&mut self, counts: &Counts, mips: f64) -> Result<Profile> {
         let kallsyms = self.capture(&["cat", "/proc/kallsyms"], SYMBOLS_TIMEOUT)?;
-        Ok(Profile::new(samples, &Symbols::parse(&kallsyms), mips))
+        Ok(Profile::new(counts, &Symbols::parse(&kallsyms), mips))
     }
 
     /// Starts a scheduler. Returns when the kernel's sched_ext state is "enabled".

@@ -111,7 +111,7 @@ pub(crate) fn prepare(options: &GuestOptions) -> Result<GuestOptions> {
         plugin_options(machine, time, threads)
     );
     if options.profile {
-        plugin += &format!(",profile={{folder}}/{}", profile::SAMPLES);
+        plugin += &format!(",profile={{folder}}/{}", profile::COUNTS);
     }
     if let Some(socket) = &options.snapshot {
         plugin += &format!(",snapshot={}", path(socket));

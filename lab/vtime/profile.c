@@ -2,107 +2,133 @@
 /*
  * Where virtual time goes: a profile by address of the guest's kernel.
  *
- * Each block notes its address as it begins. At a quantum's end the instructions
- * of the whole quantum count for the block that ended it: a sample once in so
- * many instructions, which costs nothing between samples. A stall of memory.c
- * counts in full, for the block that waits. All of user space is one address,
- * because several processes share its addresses.
+ * Each block of translated code has a place in a table, found when the block is
+ * translated. As it begins, it adds its instructions and one entry to its place,
+ * inline. So counts are exact. A sample at each quantum's end is not: a vCPU's
+ * quantum begins as it is woken, so the same function ends it each time.
  *
- *	block begins  -> pc := its address
- *	quantum ends  -> place(pc).insns += instructions since the last sample
- *	stall         -> place(pc).stall_ps += its time
+ *	block translated -> its place, by its address
+ *	block begins     -> place.insns += its length, place.entries += 1
+ *	stall            -> stall_ps[place of the present block] += its time
  *
- * The file has one line for each CPU and address: address, instructions, and the
- * stalls in picoseconds. lab/src/vtime/profile.rs adds the symbols. Instructions
- * that found no free place count for address 0.
+ * All of user space is one place, because several processes share its addresses.
+ * A block that finds no free place counts at the place of address 0.
+ *
+ * The file has one line for each CPU and place: address, instructions, entries,
+ * and the stalls in picoseconds. lab/src/vtime/profile.rs adds the symbols.
  *
  * What it does not do: say who called, or which user program ran.
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "vtime.h"
 
-#define PLACES (1u << 15) /* of a vCPU's table */
+#define PLACES (1u << 18)
 #define PROBES 64 /* places that are tried for one address */
-#define GRAIN 16 /* bytes that share a place: x86 functions begin at multiples of it */
 #define KERNEL_BEGINS (1ULL << 63)
 #define USER_SPACE 1 /* stands for every address of user space */
 
+/* What the blocks of one place have done on a vCPU. Translated code writes it. */
 struct place {
-	uint64_t pc, insns, stall_ps;
+	uint64_t insns, entries;
 };
 
-/* The vCPU's own thread writes its table, the watchdog's reads it. */
-static struct place *tables[MAX_VCPUS];
-static uint64_t sampled[MAX_VCPUS]; /* the vCPU's instructions at its last sample */
+static uint64_t addresses[PLACES]; /* place 0 is that of blocks without a place */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the addresses */
+
+static struct qemu_plugin_scoreboard *places; /* PLACES of each vCPU */
+static uint64_t *stalls_ps[MAX_VCPUS]; /* by place; the vCPU's own thread writes it */
+static unsigned int nr_started;
 
 bool profile_is_on(void)
 {
 	return options.profile;
 }
 
-/* Have each block note its address in the scoreboard's @entry. */
+/* Return the place of an address, a new one if it has none, or 0 if the table has none left. */
+static unsigned int place_of(uint64_t pc)
+{
+	const uint64_t slot = pc * 0x9e3779b97f4a7c15ULL >> 32;
+	unsigned int found = 0;
+
+	pthread_mutex_lock(&lock);
+	for (unsigned int i = 0; i < PROBES && !found; i++) {
+		const unsigned int place = 1 + (slot + i) % (PLACES - 1);
+
+		if (!addresses[place])
+			WRITE_ONCE(addresses[place], pc);
+		if (addresses[place] == pc)
+			found = place;
+	}
+	pthread_mutex_unlock(&lock);
+	return found;
+}
+
+/* Have each block count at its place, and note the place in the scoreboard's @entry. */
 void profile_watch(struct qemu_plugin_tb *tb, qemu_plugin_u64 entry)
 {
-	const uint64_t pc = qemu_plugin_insn_vaddr(qemu_plugin_tb_get_insn(tb, 0));
-
-	if (profile_is_on())
-		qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(
-			tb, QEMU_PLUGIN_INLINE_STORE_U64, entry,
-			pc < KERNEL_BEGINS ? USER_SPACE : pc & ~(GRAIN - 1ULL));
-}
-
-/* Return the place of an address, or that of 0 if the table has none left. */
-static struct place *place_of(unsigned int index, uint64_t pc)
-{
-	struct place *table = tables[index];
-	const uint64_t slot = pc * 0x9e3779b97f4a7c15ULL >> 32;
-
-	if (!table) {
-		table = calloc(PLACES, sizeof(*table));
-		if (!table)
-			abort();
-		__atomic_store_n(&tables[index], table, __ATOMIC_RELEASE);
-	}
-	for (unsigned int i = 0; i < PROBES; i++) {
-		struct place *place = &table[1 + (slot + i) % (PLACES - 1)];
-
-		if (!place->pc)
-			WRITE_ONCE(place->pc, pc);
-		if (place->pc == pc)
-			return place;
-	}
-	return &table[0];
-}
-
-static void add(uint64_t *sum, uint64_t n)
-{
-	WRITE_ONCE(*sum, *sum + n);
-}
-
-/* A quantum of a vCPU ends. The vCPU's own thread, after vcpu_count(). */
-void profile_sample(const struct vcpu *v)
-{
-	const unsigned int index = v - vcpus;
+	uint64_t pc, place;
+	qemu_plugin_u64 count;
 
 	if (!profile_is_on())
 		return;
-	add(&place_of(index, *v->pc)->insns, v->insns - sampled[index]);
-	sampled[index] = v->insns;
+	pc = qemu_plugin_insn_vaddr(qemu_plugin_tb_get_insn(tb, 0));
+	place = place_of(pc < KERNEL_BEGINS ? USER_SPACE : pc);
+	count = (qemu_plugin_u64){ places, place * sizeof(struct place) };
+	qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(tb, QEMU_PLUGIN_INLINE_STORE_U64, entry,
+							  place);
+	qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(tb, QEMU_PLUGIN_INLINE_ADD_U64, count,
+							  qemu_plugin_tb_n_insns(tb));
+	count.offset += offsetof(struct place, entries);
+	qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(tb, QEMU_PLUGIN_INLINE_ADD_U64, count, 1);
 }
 
 /* A vCPU waits for memory. The vCPU's own thread. */
 void profile_stall(const struct vcpu *v, uint64_t ps)
 {
-	if (profile_is_on())
-		add(&place_of(v - vcpus, *v->pc)->stall_ps, ps);
+	uint64_t *stall;
+
+	if (!profile_is_on())
+		return;
+	stall = &stalls_ps[v - vcpus][*v->place];
+	WRITE_ONCE(*stall, *stall + ps);
 }
 
-/* Write all places to the file of the option. */
+/* A vCPU's own thread, before it executes. */
+void profile_start(unsigned int index)
+{
+	if (!profile_is_on())
+		return;
+	stalls_ps[index] = calloc(PLACES, sizeof(uint64_t));
+	if (!stalls_ps[index])
+		abort();
+	__atomic_fetch_add(&nr_started, 1, __ATOMIC_RELEASE);
+}
+
+static void write_vcpu(FILE *f, unsigned int index)
+{
+	const struct place *of_vcpu = qemu_plugin_scoreboard_find(places, index);
+
+	for (unsigned int i = 0; i < PLACES; i++) {
+		const uint64_t insns = READ_ONCE(of_vcpu[i].insns);
+		const uint64_t stall_ps = READ_ONCE(stalls_ps[index][i]);
+
+		if (insns || stall_ps)
+			fprintf(f, "%u %" PRIx64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", index,
+				READ_ONCE(addresses[i]), insns, READ_ONCE(of_vcpu[i].entries),
+				stall_ps);
+	}
+}
+
+/*
+ * Write all places to the file of the option. It stays empty until all vCPUs have started: with each
+ * new one QEMU may move the counts.
+ */
 void profile_write(void)
 {
 	FILE *f;
@@ -115,19 +141,17 @@ void profile_write(void)
 			options.profile, strerror(errno));
 		return;
 	}
-	for (unsigned int i = 0; i < nr_vcpus; i++) {
-		const struct place *table = __atomic_load_n(&tables[i], __ATOMIC_ACQUIRE);
-
-		for (unsigned int slot = 0; table && slot < PLACES; slot++) {
-			const struct place *place = &table[slot];
-
-			if (READ_ONCE(place->insns) || READ_ONCE(place->stall_ps))
-				fprintf(f, "%u %" PRIx64 " %" PRIu64 " %" PRIu64 "\n", i,
-					READ_ONCE(place->pc), READ_ONCE(place->insns),
-					READ_ONCE(place->stall_ps));
-		}
-	}
+	if (__atomic_load_n(&nr_started, __ATOMIC_ACQUIRE) == nr_vcpus)
+		for (unsigned int i = 0; i < nr_vcpus; i++)
+			write_vcpu(f, i);
 	if (fclose(f))
 		fprintf(stderr, "magpie-vtime: cannot write the profile to %s: %s\n",
 			options.profile, strerror(errno));
+}
+
+/* Make the counts, before any block is translated. */
+void profile_register(void)
+{
+	if (profile_is_on())
+		places = qemu_plugin_scoreboard_new(PLACES * sizeof(struct place));
 }

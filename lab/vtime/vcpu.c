@@ -141,7 +141,6 @@ static void quantum_end(unsigned int index, void *userdata)
 	(void)userdata;
 	v->quanta++;
 	vcpu_count(v);
-	profile_sample(v);
 	if (v->yields || !turn_extend(v)) {
 		v->yields = true;
 		/* Not again in this turn: a block more may be executed on the way out. */
@@ -222,10 +221,10 @@ bool vcpu_is_big_lock(const pthread_mutex_t *mutex)
 static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
 	const qemu_plugin_u64 entry = { scoreboard, 0 };
-	const qemu_plugin_u64 pc = { scoreboard, sizeof(uint64_t) };
+	const qemu_plugin_u64 place = { scoreboard, sizeof(uint64_t) };
 
 	(void)id;
-	profile_watch(tb, pc);
+	profile_watch(tb, place);
 	qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(tb, QEMU_PLUGIN_INLINE_ADD_U64, entry,
 							  qemu_plugin_tb_n_insns(tb));
 	qemu_plugin_register_vcpu_tb_exec_cond_cb(tb, quantum_end, QEMU_PLUGIN_CB_NO_REGS,
@@ -249,8 +248,9 @@ static void vcpu_init(qemu_plugin_id_t id, unsigned int index)
 	/* QEMU may move the scoreboard for each new vCPU. No vCPU executes meanwhile. */
 	for (unsigned int i = 0; i <= index; i++) {
 		vcpus[i].score = qemu_plugin_scoreboard_find(scoreboard, i);
-		vcpus[i].pc = vcpus[i].score + 1;
+		vcpus[i].place = vcpus[i].score + 1;
 	}
+	profile_start(index);
 	self->counted = *self->score;
 	self->cost_ps = smt_cost_ps(self);
 }
@@ -273,6 +273,7 @@ void vcpu_register(qemu_plugin_id_t id)
 {
 	/* Each vCPU's entry has a pair of cache lines of its own. */
 	scoreboard = qemu_plugin_scoreboard_new(128);
+	profile_register();
 	qemu_plugin_register_vcpu_init_cb(id, vcpu_init);
 	qemu_plugin_register_vcpu_tb_trans_cb(id, translate);
 	qemu_plugin_register_vcpu_idle_cb(id, vcpu_halts);

@@ -128,7 +128,7 @@ struct vcpu {
 	bool is_shared; /* a sibling was busy when this quantum began */
 	uint64_t counted; /* the scoreboard's value at the last count */
 	uint64_t *score; /* grows by each executed instruction, and by stalls */
-	uint64_t *pc; /* where its present block begins, if there is a profile */
+	uint64_t *place; /* of its present block in the profile, if there is one */
 	uint64_t stalled; /* of the score since the last count: not instructions, but stalls */
 	uint64_t late_stall_ps; /* stalls in the last block of the quantum, which goes beyond it */
 	bool is_fresh; /* no quantum of its turn has begun */
@@ -378,9 +378,10 @@ void report_write(const char *end);
 /* profile.c */
 bool profile_is_on(void);
 void profile_watch(struct qemu_plugin_tb *tb, qemu_plugin_u64 entry);
-void profile_sample(const struct vcpu *v);
 void profile_stall(const struct vcpu *v, uint64_t ps);
+void profile_start(unsigned int index);
 void profile_write(void);
+void profile_register(void);
 
 /* watchdog.c */
 void watchdog_start(void);

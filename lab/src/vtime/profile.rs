@@ -1,4 +1,4 @@
-//! Where virtual time went in a guest's kernel: the samples of `lab/vtime/profile.c`, by function.
+//! Where virtual time went in a guest's kernel: the counts of `lab/vtime/profile.c`, by function.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -7,8 +7,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-/// Name of the plugin's samples in the folder of a run.
-pub(crate) const SAMPLES: &str = "profile";
+/// Name of the plugin's counts in the folder of a run.
+pub(crate) const COUNTS: &str = "profile";
 
 /// The address that stands for all of user space, and the one that stands for no known address.
 const USER_SPACE: u64 = 1;
@@ -17,56 +17,58 @@ const UNKNOWN: u64 = 0;
 /// Functions in a printed table.
 const PRINTED: usize = 40;
 
-/// Instructions and stalls by the address of the block that took them, since the machine's start.
+/// What blocks of code took, by the address where they begin, since the machine's start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Samples(BTreeMap<u64, Cost>);
+pub struct Counts(BTreeMap<u64, Cost>);
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Cost {
     instructions: u64,
+    entries: u64,
     stall_ps: u64,
 }
 
-impl Samples {
+impl Counts {
     /// Reads what the plugin wrote.
     ///
     /// # Errors
     /// When the file cannot be read or is malformed.
-    pub(crate) fn read(path: &Path) -> Result<Samples> {
+    pub(crate) fn read(path: &Path) -> Result<Counts> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read the profile {}", path.display()))?;
-        Samples::parse(&text)
-            .with_context(|| format!("the profile {} is malformed", path.display()))
+        Counts::parse(&text).with_context(|| format!("the profile {} is malformed", path.display()))
     }
 
-    /// Adds up the lines of all CPUs: CPU, address, instructions, picoseconds of stalls.
-    fn parse(text: &str) -> Result<Samples> {
-        let mut samples = Samples::default();
+    /// Adds up the lines of all CPUs: CPU, address, instructions, entries, picoseconds of stalls.
+    fn parse(text: &str) -> Result<Counts> {
+        let mut counts = Counts::default();
         for line in text.lines() {
             let words: Vec<&str> = line.split(' ').collect();
-            let [_, address, instructions, stall_ps] = words[..] else {
-                anyhow::bail!("not four words: {line:?}");
+            let [_, address, instructions, entries, stall_ps] = words[..] else {
+                anyhow::bail!("not five words: {line:?}");
             };
             let address = u64::from_str_radix(address, 16).context("read an address")?;
-            let cost = samples.0.entry(address).or_default();
+            let cost = counts.0.entry(address).or_default();
             cost.instructions += instructions.parse::<u64>().context("read instructions")?;
+            cost.entries += entries.parse::<u64>().context("read entries")?;
             cost.stall_ps += stall_ps.parse::<u64>().context("read a stall")?;
         }
-        Ok(samples)
+        Ok(counts)
     }
 
     /// Returns what was added since an earlier reading.
     #[must_use]
-    pub fn since(&self, before: &Samples) -> Samples {
+    pub fn since(&self, before: &Counts) -> Counts {
         let costs = self.0.iter().map(|(address, now)| {
             let was = before.0.get(address).copied().unwrap_or_default();
             let cost = Cost {
                 instructions: now.instructions.saturating_sub(was.instructions),
+                entries: now.entries.saturating_sub(was.entries),
                 stall_ps: now.stall_ps.saturating_sub(was.stall_ps),
             };
             (*address, cost)
         });
-        Samples(costs.collect())
+        Counts(costs.collect())
     }
 }
 
@@ -83,16 +85,18 @@ impl Symbols {
         Symbols(symbols)
     }
 
-    /// Returns the function that an address is in.
-    fn function(&self, address: u64) -> &str {
+    /// Returns the function that an address is in, and whether it begins there.
+    fn function(&self, address: u64) -> (&str, bool) {
         match address {
-            UNKNOWN => return "(elsewhere)",
-            USER_SPACE => return "(user space)",
+            UNKNOWN => return ("(elsewhere)", false),
+            USER_SPACE => return ("(user space)", false),
             _ => {}
         }
         let after = self.0.partition_point(|(begin, _)| *begin <= address);
         let before = after.checked_sub(1).and_then(|index| self.0.get(index));
-        before.map_or("(unknown)", |(_, name)| name)
+        before.map_or(("(unknown)", false), |(begin, name)| {
+            (name, *begin == address)
+        })
     }
 }
 
@@ -127,6 +131,8 @@ pub struct Function {
     pub name: String,
     /// Its part of all functions' time, percent.
     pub percent: f64,
+    /// How often its first block was entered.
+    pub calls: u64,
     /// Instructions that it executed, those of its callees not included.
     pub instructions: u64,
     /// Virtual nanoseconds that it waited for memory.
@@ -134,12 +140,15 @@ pub struct Function {
 }
 
 impl Profile {
-    /// Adds up samples by function. `mips`: the speed of a CPU, by which instructions become time.
+    /// Adds up counts by function. `mips`: the speed of a CPU, by which instructions become time.
     #[must_use]
-    pub fn new(samples: &Samples, symbols: &Symbols, mips: f64) -> Profile {
+    pub fn new(counts: &Counts, symbols: &Symbols, mips: f64) -> Profile {
         let mut by_name: BTreeMap<&str, Cost> = BTreeMap::new();
-        for (address, cost) in &samples.0 {
-            let sum = by_name.entry(symbols.function(*address)).or_default();
+        for (address, cost) in &counts.0 {
+            let (name, is_begin) = symbols.function(*address);
+            let sum = by_name.entry(name).or_default();
+            // Of a sum by function, the entries are those of its first block.
+            sum.entries += if is_begin { cost.entries } else { 0 };
             sum.instructions += cost.instructions;
             sum.stall_ps += cost.stall_ps;
         }
@@ -151,6 +160,7 @@ impl Profile {
             .map(|(name, cost)| Function {
                 name: (*name).to_string(),
                 percent: 100.0 * time(cost) / all,
+                calls: cost.entries,
                 instructions: cost.instructions,
                 stall_ns: cost.stall_ps / 1000,
             })
@@ -166,13 +176,16 @@ impl Profile {
 
 impl fmt::Display for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = String::from("time %  instructions  stall us  function\n");
+        let mut text = String::from("time %     calls  instructions  each  stall us  function\n");
         for function in self.functions.iter().take(PRINTED) {
+            let each = function.instructions.checked_div(function.calls);
             writeln!(
                 text,
-                "{:6.2}  {:12}  {:8}  {}",
+                "{:6.2}  {:8}  {:12}  {:>4}  {:8}  {}",
                 function.percent,
+                function.calls,
                 function.instructions,
+                each.map_or(String::new(), |each| each.to_string()),
                 function.stall_ns / 1000,
                 function.name
             )?;
@@ -199,23 +212,23 @@ ffffffffc0001000 t bpf_prog_0123456789abcdef_magpie_dispatch\t[bpf]
 
     #[test]
     fn costs_count_for_the_function_that_an_address_is_in() {
-        let text = "0 1 10 0\n0 ffffffff81000101 100 0\n1 ffffffff810001ff 100 50000\n\
-                    1 ffffffffc0001010 190 0\n1 0 100 0\n";
-        let before = Samples::parse("0 ffffffffc0001010 90 0\n").unwrap();
-        let samples = Samples::parse(text).unwrap().since(&before);
-        let profile = Profile::new(&samples, &Symbols::parse(KALLSYMS), 1000.0);
+        let text = "0 1 10 2 0\n0 ffffffff81000100 60 6 0\n0 ffffffff81000101 40 4 0\n\
+                    1 ffffffff810001ff 100 50 50000\n1 ffffffffc0001000 190 19 0\n1 0 100 9 0\n";
+        let before = Counts::parse("0 ffffffffc0001000 90 9 0\n").unwrap();
+        let counts = Counts::parse(text).unwrap().since(&before);
+        let profile = Profile::new(&counts, &Symbols::parse(KALLSYMS), 1000.0);
         let rows: Vec<_> = profile
             .functions
             .iter()
-            .map(|f| (f.name.as_str(), f.instructions, f.stall_ns))
+            .map(|f| (f.name.as_str(), f.calls, f.instructions, f.stall_ns))
             .collect();
         assert_eq!(
             rows,
             [
-                ("schedule", 200, 50),
-                ("(elsewhere)", 100, 0),
-                ("magpie_dispatch [bpf]", 100, 0),
-                ("(user space)", 10, 0),
+                ("schedule", 6, 200, 50),
+                ("(elsewhere)", 0, 100, 0),
+                ("magpie_dispatch [bpf]", 10, 100, 0),
+                ("(user space)", 0, 10, 0),
             ]
         );
         assert!((profile.functions[0].percent - 100.0 * 250.0 / 460.0).abs() < 1e-9);
@@ -223,7 +236,7 @@ ffffffffc0001000 t bpf_prog_0123456789abcdef_magpie_dispatch\t[bpf]
 
     #[test]
     fn a_malformed_line_is_an_error() {
-        assert!(Samples::parse("0 ffff 1\n").is_err());
-        assert!(Samples::parse("0 wrong 1 1\n").is_err());
+        assert!(Counts::parse("0 ffff 1 1\n").is_err());
+        assert!(Counts::parse("0 wrong 1 1 1\n").is_err());
     }
 }

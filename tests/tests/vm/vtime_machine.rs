@@ -101,14 +101,14 @@ fn a_profile_names_the_functions_that_take_the_time() -> Result<()> {
     let mut guest = boot_for_magpie("vt8-mem", |options| options.profile = true)?;
     under(&mut guest, MAGPIE, |guest| {
         let mips = report(guest)?.mips;
-        let (before, samples, began) = (counted(guest)?, guest.samples()?, counted(guest)?);
+        let (before, counts, began) = (counted(guest)?, guest.counts()?, counted(guest)?);
         shell(guest, "magpie-load pipe --loops 10000")?;
-        let (ended, samples, after) = (
+        let (ended, counts, after) = (
             counted(guest)?,
-            guest.samples()?.since(&samples),
+            guest.counts()?.since(&counts),
             counted(guest)?,
         );
-        let profile = guest.profile(&samples, mips)?;
+        let profile = guest.profile(&counts, mips)?;
         println!("{profile}");
         let instructions = [ended.0 - began.0, after.0 - before.0];
         is_between("instructions", profile.instructions, instructions, 0)?;
