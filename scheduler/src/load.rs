@@ -164,25 +164,31 @@ fn choose_preferred(skel: &mut OpenBpfSkel, settings: &Settings) -> Result<()> {
         .map_err(|error| anyhow!("--preferred {}: {error}", settings.preferred))
 }
 
-/// Hands the topology to the BPF side. The fields are copied one by one, because bindgen and
-/// libbpf-cargo generate two types of each struct of `intf.h`.
+/// Hands the topology to the BPF side. Each struct is built field by field, because bindgen
+/// and libbpf-cargo generate two types of each struct of `intf.h`; one that lacks a field does not
+/// compile.
 fn describe(rodata: &mut types::rodata, tables: &Tables) {
     rodata.nr_cpus = tables.cpus.len() as u32;
     rodata.nr_llcs = tables.llcs.len() as u32;
     for (to, from) in rodata.cpu_topology.iter_mut().zip(&tables.cpus) {
-        to.place = from.place;
-        to.llc = from.llc;
-        to.node = from.node;
-        to.core_first = from.core_first;
-        to.core_size = from.core_size;
-        to.capacity = from.capacity;
+        *to = types::cpu_topology {
+            place: from.place,
+            llc: from.llc,
+            node: from.node,
+            core_first: from.core_first,
+            core_size: from.core_size,
+            sibling: from.sibling,
+            capacity: from.capacity,
+        };
     }
     for (to, from) in rodata.llc_topology.iter_mut().zip(&tables.llcs) {
-        to.first = from.first;
-        to.size = from.size;
-        to.node = from.node;
-        to.node_first = from.node_first;
-        to.node_llcs = from.node_llcs;
+        *to = types::llc_topology {
+            first: from.first,
+            size: from.size,
+            node: from.node,
+            node_first: from.node_first,
+            node_llcs: from.node_llcs,
+        };
     }
     let known = tables.cpus.iter().filter(|cpu| cpu.place != NO_PLACE);
     let slowest = known.map(|cpu| u32::from(cpu.capacity)).min();

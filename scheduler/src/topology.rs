@@ -155,6 +155,7 @@ pub fn lay_out(machine: &Machine) -> Result<Tables> {
         node: 0,
         core_first: 0,
         core_size: 0,
+        sibling: 0,
         capacity: 0,
     };
     let mut tables = Tables {
@@ -171,13 +172,15 @@ pub fn lay_out(machine: &Machine) -> Result<Tables> {
         let first = tables.cpu_at_place.len();
         for core in cores {
             let core_first = tables.cpu_at_place.len();
-            for cpu in &core {
+            let siblings = core.iter().cycle().skip(1);
+            for (cpu, sibling) in core.iter().zip(siblings) {
                 tables.cpus[cpu.id] = cpu_topology {
                     place: tables.cpu_at_place.len() as u16,
                     llc: llc as u16,
                     node: node as u16,
                     core_first: core_first as u16,
                     core_size: core.len() as u16,
+                    sibling: sibling.id as u16,
                     capacity: (cpu.capacity * FULL_CAPACITY / fastest).max(1) as u16,
                 };
                 tables.cpu_at_place.push(cpu.id as u16);

@@ -72,8 +72,19 @@ fn check(machine: &Machine) -> Tables {
     assert!(tables.cpus.iter().any(|cpu| cpu.capacity == 1024));
 
     // Siblings are adjacent; a core lies in one LLC; online CPUs are where the machine has them.
-    for cpu in tables.cpus.iter() {
+    for (id, cpu) in tables.cpus.iter().enumerate() {
         assert!(cpu.core_size >= 1);
+        let next = |at: &usize| Some(usize::from(tables.cpus[*at].sibling));
+        let ring: Vec<_> = std::iter::successors(Some(id), next)
+            .skip(1)
+            .take(usize::from(cpu.core_size))
+            .collect();
+        assert_eq!(ring.last(), Some(&id));
+        assert_eq!(BTreeSet::from_iter(&ring).len(), ring.len());
+        assert!(
+            ring.iter()
+                .all(|at| tables.cpus[*at].core_first == cpu.core_first)
+        );
         assert!((cpu.core_first..cpu.core_first + cpu.core_size).contains(&cpu.place));
         let llc = &tables.llcs[cpu.llc as usize];
         assert_eq!(cpu.node, llc.node);

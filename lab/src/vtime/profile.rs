@@ -174,6 +174,14 @@ impl Profile {
     }
 }
 
+impl Profile {
+    /// Returns a function by its name, if it was seen.
+    #[must_use]
+    pub fn function(&self, name: &str) -> Option<&Function> {
+        self.functions.iter().find(|function| function.name == name)
+    }
+}
+
 impl fmt::Display for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = String::from("time %     calls  instructions  each  stall us  function\n");

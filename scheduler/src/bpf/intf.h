@@ -150,6 +150,7 @@ struct cpu_topology {
 	u16 node;
 	u16 core_first; /* place of the first sibling of the core */
 	u16 core_size; /* siblings in the core, 1 without SMT */
+	u16 sibling; /* the next CPU of the core, in a ring; without SMT the CPU itself */
 	u16 capacity; /* 1..1024, the fastest CPU has 1024 */
 };
 

@@ -71,13 +71,13 @@ void call_idle(u32 cpu)
 	machine->called |= 1ULL << cpu;
 }
 
-bool is_alone_on_core(u32 cpu)
+bool is_alone_on_core(u32 cpu, u64 now)
 {
 	u32 first = cpu - cpu % machine->threads;
 	u32 sibling;
 
 	for (sibling = first; sibling < first + machine->threads; sibling++) {
-		if (sibling != cpu && !is_word_quiet(machine->words[sibling], 0))
+		if (sibling != cpu && !is_word_quiet(machine->words[sibling], now))
 			return false;
 	}
 	return true;
@@ -112,6 +112,11 @@ u32 nth_llc(u32 llc, u32 i)
 bool has_llc_idle(u32 llc)
 {
 	return machine->counts[llc].cpus;
+}
+
+bool has_any_idle(void)
+{
+	return machine->nr_llcs_idle;
 }
 
 bool have_others_idle(u32 llc)

@@ -26,6 +26,7 @@ mod scheduler_avg_idle;
 mod scheduler_balance;
 mod scheduler_bandwidth;
 mod scheduler_cgroup;
+mod scheduler_cost;
 mod scheduler_fairness;
 mod scheduler_fork;
 mod scheduler_frequency;

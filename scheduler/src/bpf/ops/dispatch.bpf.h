@@ -70,7 +70,7 @@ static __always_inline bool dispatch_own(struct cpu_state *state, s32 cpu,
 	}
 
 	count_event(state, EVENT_DISPATCH, 1);
-	if (scx_bpf_dsq_nr_queued(cpu))
+	if (!is_queue_empty_now(state, cpu, prev))
 		return true;
 
 	note_queue_empty(state);

@@ -48,7 +48,7 @@ static __always_inline void wait_on(struct task_struct *p, struct task_state *ts
 	u64 now = rq_now(cpu);
 
 	join_cpu(ts, cpu, enq_flags);
-	if (enq_flags & SCX_ENQ_WAKEUP && is_alone(cpu) && !has_queued(state) &&
+	if (enq_flags & SCX_ENQ_WAKEUP && !has_queued(state) && is_alone(cpu) &&
 	    take_own_cpu(state, now)) {
 		run_here(p, ts, enq_flags);
 		return;

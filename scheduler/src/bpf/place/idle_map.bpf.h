@@ -56,27 +56,18 @@ static __always_inline void set_idle_bit(s32 cpu, bool is_set)
 }
 
 /*
- * Return whether the other CPUs of the core run nothing, or only SCHED_IDLE tasks. The caller may
- * hold no runqueue's lock; this CPU's clock is then up to a tick old, and a claim lapses that much
- * later.
+ * Return whether the other CPUs of the core run nothing, or only SCHED_IDLE tasks, @now. Global: the
+ * verifier proves the loop once.
  */
-__noinline bool is_alone_on_core(u32 cpu)
+__noinline bool is_alone_on_core(u32 cpu, u64 now)
 {
-	u32 first = topology_of(cpu)->core_first;
-	u32 size = topology_of(cpu)->core_size;
-	u64 now = rq_now(bpf_get_smp_processor_id());
+	u32 sibling = topology_of(cpu)->sibling;
 
 	/* A plain loop: the iterator's calls would cost more than the questions. */
-	for (u32 i = 0; i < MAX_CORE_SIZE && i < size; i++) {
-		u32 place = first + i;
-		u32 sibling;
-
-		/* Otherwise the compiler adds @first to the table before it bounds the sum. */
-		barrier_var(place);
-		sibling = place_to_cpu(place);
-		if (sibling != NO_PLACE && sibling != cpu &&
-		    !is_word_quiet(READ_ONCE(state_of(sibling)->idle), now))
+	for (u32 i = 1; i < MAX_CORE_SIZE && sibling != cpu; i++) {
+		if (!is_word_quiet(READ_ONCE(state_of(sibling)->idle), now))
 			return false;
+		sibling = topology_of(sibling)->sibling;
 	}
 
 	return true;
@@ -91,7 +82,7 @@ static __always_inline void note_idle_core(struct cpu_state *state, s32 cpu)
 {
 	u32 *may_have = &idle_count_of(topology_of(cpu)->llc)->may_have_core;
 
-	if (!has_smt || READ_ONCE(*may_have) || !is_alone_on_core(cpu))
+	if (!has_smt || READ_ONCE(*may_have) || !is_alone_on_core(cpu, rq_now(cpu)))
 		return;
 
 	WRITE_ONCE(*may_have, 1);

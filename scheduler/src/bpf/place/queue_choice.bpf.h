@@ -61,8 +61,8 @@ static __always_inline bool is_worth_joining(u32 tasks, u32 than)
 	return tasks < than && (tasks <= 1 || than - tasks >= FEWER_TO_JOIN);
 }
 
-/* Another CPU of the LLC, drawn at random; the CPU itself if it is the only one. */
-static __always_inline u32 draw_other(s32 cpu)
+/* Another CPU of the LLC, by a random number; the CPU itself if it is the only one. */
+static __always_inline u32 draw_other(s32 cpu, u32 random)
 {
 	const volatile struct llc_topology *llc = llc_of(topology_of(cpu)->llc);
 	u32 others = llc->size - 1;
@@ -70,14 +70,10 @@ static __always_inline u32 draw_other(s32 cpu)
 	if (!others)
 		return cpu;
 
-	return place_to_cpu(llc->first +
-			    (offset_of(cpu) + 1 + bpf_get_prandom_u32() % others) % llc->size);
+	return place_to_cpu(llc->first + (offset_of(cpu) + 1 + random % others) % llc->size);
 }
 
-/*
- * The CPU in whose queue a woken task waits the least, as far as it looks. Global: the verifier
- * proves the loop once.
- */
+/* The CPU in whose queue a woken task waits the least, as far as it looks. */
 __noinline s32 choose_queue(struct task_struct *p __arg_trusted,
 			    const struct task_state *ts __arg_nonnull, s32 previous, u64 now)
 {
@@ -85,13 +81,15 @@ __noinline s32 choose_queue(struct task_struct *p __arg_trusted,
 	u32 there = tasks_before(p, ts, after, now, previous);
 	u32 fewest = there;
 	s32 chosen = previous;
-	u32 i;
+	u32 random;
 
 	if (!there || is_pinned(p) || (there == 1 && READ_ONCE(state_of(previous)->sleeps_soon)))
 		return previous;
 
-	for_bounded(i, 0, QUEUES_DRAWN) {
-		u32 drawn = draw_other(previous);
+	/* A plain loop over the halves of one number: iterators and numbers cost calls. */
+	random = bpf_get_prandom_u32();
+	for (u32 i = 0; i < QUEUES_DRAWN; i++, random >>= 16) {
+		u32 drawn = draw_other(previous, random & 0xffff);
 		u32 tasks = tasks_before(p, ts, after, now, drawn);
 
 		if (tasks < fewest && is_worth_joining(tasks, there) && may_place(p, drawn) &&

@@ -69,13 +69,17 @@ bool leaves_cpu(const struct placement *at)
 	const struct cpu_state *waker = state_of(at->waker);
 
 	return READ_ONCE(waker->sleeps_soon) && !READ_ONCE(waker->has_no_tick) &&
-	       !scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | at->waker) &&
-	       !(has_queued(waker) && scx_bpf_dsq_nr_queued(at->waker));
+	       nr_runnable(at->waker) <= 1;
 }
 
 bool has_llc_idle(u32 llc)
 {
 	return READ_ONCE(idle_count_of(llc)->cpus);
+}
+
+bool has_any_idle(void)
+{
+	return READ_ONCE(idle_sum.llcs);
 }
 
 bool have_others_idle(u32 llc)

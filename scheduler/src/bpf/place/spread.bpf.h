@@ -42,7 +42,7 @@ static __always_inline void leave_shared_core(struct task_struct *p, struct task
 	if (!may_spread_from(cpu) || is_pinned(p))
 		return;
 
-	if (is_alone_on_core(cpu)) {
+	if (is_alone_on_core(cpu, rq_now(cpu))) {
 		ts->shares_core = false;
 		return;
 	}
@@ -95,7 +95,7 @@ static __always_inline bool wake_on_idle_core(struct task_struct *p, struct task
 
 	if (!(enq_flags & SCX_ENQ_WAKEUP) || __COMPAT_is_enq_cpu_selected(enq_flags) ||
 	    ts->avg_burst < WORTH_A_CORE_NS || !may_spread_from(cpu) || is_pinned(p) ||
-	    is_alone_on_core(cpu))
+	    is_alone_on_core(cpu, rq_now(cpu)))
 		return false;
 
 	idle = pick_idle_core(p, ts->woken_from);

@@ -64,7 +64,7 @@ __by_includer bool claim_cpu(struct placement *at, u32 cpu);
 /* Have the CPU look for work; if it idles and finds none, its word says that it is free. */
 __by_includer void call_idle(u32 cpu);
 /* Return whether no other CPU of the core runs anything. */
-__by_includer bool is_alone_on_core(u32 cpu);
+__by_includer bool is_alone_on_core(u32 cpu, u64 now);
 /* Return whether both CPUs are of one core. */
 __by_includer bool are_siblings(u32 cpu, u32 other);
 /* Return whether the waker is expected to sleep soon, and no other task waits for its CPU. */
@@ -76,7 +76,8 @@ __by_includer u32 cpu_to_llc(u32 cpu);
 /* Return the i-th other LLC, nearest first, from 1. */
 __by_includer u32 nth_llc(u32 llc, u32 i);
 __by_includer u32 count_llcs(void);
-/* Return whether the map has an idle CPU in this LLC; in any other LLC. */
+/* Return whether the map has an idle CPU; one in this LLC; one in any other LLC. */
+__by_includer bool has_any_idle(void);
 __by_includer bool has_llc_idle(u32 llc);
 __by_includer bool have_others_idle(u32 llc);
 /* Return whether a core of the LLC has become idle since the last search that found none. */
@@ -120,13 +121,13 @@ static inline bool claim_by_word(struct placement *at, u32 cpu, u64 *word)
 static inline bool is_left_alone(const struct placement *at, u32 cpu)
 {
 	return at->outlasts_waker && cpu != at->waker && are_siblings(cpu, at->waker) &&
-	       is_alone_on_core(at->waker) && leaves_cpu(at);
+	       is_alone_on_core(at->waker, at->now) && leaves_cpu(at);
 }
 
 /* Return whether the CPU is alone on its core and fast, each only if the task wants that. */
 static inline bool is_perfect(const struct placement *at, u32 cpu)
 {
-	return (!at->wants_core || is_alone_on_core(cpu) || is_left_alone(at, cpu)) &&
+	return (!at->wants_core || is_alone_on_core(cpu, at->now) || is_left_alone(at, cpu)) &&
 	       (!at->wants_fast || is_fast(cpu));
 }
 
@@ -272,6 +273,17 @@ __proved_once int search_idle(struct placement *at __arg_nonnull,
 	return at->may_go_far ? search_beyond(at, task, llc) : STEP_QUEUE;
 }
 
+/* Choose the waker's CPU if the task may run there once the waker sleeps; whether it is chosen. */
+static inline bool takes_wakers_place(struct placement *at, const struct task_struct *task)
+{
+	if (!at->is_sync || !leaves_cpu(at) || !may_place(task, at->waker) ||
+	    !is_perfect(at, at->waker))
+		return false;
+
+	at->cpu = at->waker;
+	return true;
+}
+
 /*
  * Ask the CPUs in the order of enum wakeup_step, until one takes the task. Returns the step;
  * at->cpu is the CPU, which is claimed unless the step is STEP_WAKER or STEP_QUEUE.
@@ -285,15 +297,16 @@ static inline int choose_cpu(struct placement *at, struct task_struct *task,
 	if (take(at, task, at->previous))
 		return STEP_PREVIOUS;
 
+	/* On a busy machine one load answers for all CPUs. */
+	if (!has_any_idle())
+		return takes_wakers_place(at, task) ? STEP_WAKER : STEP_QUEUE;
+
 	weigh_moves(at, task, ts);
 	if (at->recent != NO_CPU && at->recent != at->previous && at->recent != at->waker &&
 	    cpu_to_llc(at->recent) == cpu_to_llc(at->waker) && take(at, task, at->recent))
 		return STEP_RECENT;
-	if (at->is_sync && leaves_cpu(at) && may_place(task, at->waker) &&
-	    is_perfect(at, at->waker)) {
-		at->cpu = at->waker;
+	if (takes_wakers_place(at, task))
 		return STEP_WAKER;
-	}
 
 	return search_idle(at, task);
 }

@@ -43,6 +43,18 @@ struct {
 } hrtick_timers SEC(".maps");
 
 /*
+ * Return whether the running task is in a burst as usual, and then sleeps before its slice ends: a timer
+ * would come for nothing. If the burst gets longer, a tick ends the slice.
+ */
+static __always_inline bool will_sleep_in_slice(const struct cpu_state *state, u64 now)
+{
+	u64 sleeps_by = READ_ONCE(state->sleeps_by);
+
+	return shorter_first_enabled && is_before(now, sleeps_by) &&
+	       is_before(sleeps_by, READ_ONCE(state->slice_ends));
+}
+
+/*
  * If a task waits in the CPU's queue, set the CPU's timer to the end of the running task's request,
  * unless it is set.
  */
@@ -56,7 +68,7 @@ static __always_inline void start_hrtick(struct cpu_state *state, s32 cpu, u64 n
 		return;
 
 	left = READ_ONCE(state->slice_ends) - now;
-	if (left <= 0)
+	if (left <= 0 || will_sleep_in_slice(state, now))
 		return;
 
 	timer = bpf_map_lookup_elem(&hrtick_timers, &key);

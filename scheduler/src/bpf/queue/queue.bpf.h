@@ -66,19 +66,30 @@ const volatile bool shorter_first_enabled = true;
  */
 #define MUCH_SHORTER 8
 
+/* Which tasks may wait in a CPU's queue. */
+enum queued {
+	QUEUED_NONE,
+	QUEUED_OWN, /* of the CPU's runqueue */
+	QUEUED_ANY, /* of other runqueues, too */
+};
+
 /* The switch of power/power.bpf.h, which asks since when tasks wait. */
 const volatile bool power_enabled = true;
 
-/* Note that a task may wait in the CPU's queue, so that has_queued() need not ask the kernel. */
-static __always_inline void note_queued(s32 cpu)
+/*
+ * Note that a task may wait in the CPU's queue, so that has_queued() need not ask the kernel. @of:
+ * whether the task is of this CPU's runqueue, which then counts it.
+ */
+static __always_inline void note_queued(s32 cpu, enum queued of)
 {
 	struct cpu_state *state = state_of(cpu);
+	enum queued before = READ_ONCE(state->queued);
 
-	if (READ_ONCE(state->queued))
+	if (before >= of)
 		return;
 
-	WRITE_ONCE(state->queued, 1);
-	if (power_enabled)
+	WRITE_ONCE(state->queued, of);
+	if (power_enabled && before == QUEUED_NONE)
 		WRITE_ONCE(state->queued_since, scx_bpf_now());
 }
 
@@ -97,7 +108,22 @@ static __always_inline bool has_queued(const struct cpu_state *state)
 static __always_inline void note_queue_empty(struct cpu_state *state)
 {
 	if (state->queued)
-		WRITE_ONCE(state->queued, 0);
+		WRITE_ONCE(state->queued, QUEUED_NONE);
+}
+
+/*
+ * A task was taken out of the CPU's queue: return whether none is left. The caller holds the
+ * runqueue's lock, so the runqueue's count says so, unless tasks of other runqueues wait: it has the
+ * taken task, and @prev as long as that is runnable. Two tasks in the CPU's local queue may be taken
+ * for one that waits; then the next dispatch finds the queue empty.
+ */
+static __always_inline bool is_queue_empty_now(const struct cpu_state *state, s32 cpu,
+					       const struct task_struct *prev)
+{
+	if (READ_ONCE(state->queued) == QUEUED_ANY)
+		return !scx_bpf_dsq_nr_queued(cpu);
+
+	return nr_runnable(cpu) <= 1 + (prev && is_runnable(prev));
 }
 
 /*
@@ -108,7 +134,7 @@ static __always_inline void queue_here(struct task_struct *p, struct task_state 
 				       u64 enq_flags)
 {
 	count_event(state_here(), EVENT_ENQUEUE, 1);
-	note_queued(cpu);
+	note_queued(cpu, QUEUED_OWN);
 	scx_bpf_dsq_insert_vtime(p, cpu, slice_of(ts), deadline_of(ts), enq_flags);
 }
 
@@ -134,7 +160,7 @@ static __always_inline void hide_queue(s32 cpu)
  */
 static __always_inline void kick_queue(const struct task_struct *p, s32 cpu)
 {
-	note_queued(cpu);
+	note_queued(cpu, QUEUED_ANY);
 	if (!is_pinned(p))
 		advertise_queue(cpu);
 	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
