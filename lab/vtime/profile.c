@@ -14,9 +14,9 @@
  *
  * The file has one line for each CPU and address: address, instructions, and the
  * stalls in picoseconds. lab/src/vtime/profile.rs adds the symbols. Instructions
- * that found no free place count for address 0.
+ * that found no free place count for address 0. The lines of tasks.c follow.
  *
- * What it does not do: say who called, or which user program ran.
+ * What it does not do: say who called.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -93,13 +93,16 @@ void profile_sample(const struct vcpu *v)
 		return;
 	add(&place_of(index, *v->pc)->insns, v->insns - sampled[index]);
 	sampled[index] = v->insns;
+	tasks_sample(v);
 }
 
 /* A vCPU waits for memory. The vCPU's own thread. */
 void profile_stall(const struct vcpu *v, uint64_t ps)
 {
-	if (profile_is_on())
-		add(&place_of(v - vcpus, *v->pc)->stall_ps, ps);
+	if (!profile_is_on())
+		return;
+	add(&place_of(v - vcpus, *v->pc)->stall_ps, ps);
+	tasks_stall(v, ps);
 }
 
 /* Write all places to the file of the option. */
@@ -127,6 +130,7 @@ void profile_write(void)
 					READ_ONCE(place->stall_ps));
 		}
 	}
+	tasks_write(f);
 	if (fclose(f))
 		fprintf(stderr, "magpie-vtime: cannot write the profile to %s: %s\n",
 			options.profile, strerror(errno));
