@@ -360,6 +360,7 @@ fn check_memory(guest: &mut Guest, machine: &Machine, memory: &Memory, timeout: 
         ("triad", &check.bandwidth),
         ("one line of each page", &check.pages),
         ("system call", &check.switches),
+        ("instruction fetch", &check.code),
     ];
     println!("memory, measured and (predicted):");
     for (what, figures) in rows {

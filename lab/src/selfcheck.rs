@@ -5,6 +5,7 @@
 //! machines with memory have a second program, see [`run_memory`].
 
 mod bandwidth;
+mod code;
 mod distance;
 mod memory;
 mod moves;

@@ -20,7 +20,7 @@
  *			copies elsewhere: they are dropped; the furthest says the cost
  *			else as a read
  *
- * L2 includes L1. An LLC gets every line that one of its cores fetches. When the LLC
+ * L2 includes L1 and L1I. An LLC gets every line that one of its cores fetches. When the LLC
  * replaces a line, its cores keep theirs. An LLC keeps its copy when one of its cores
  * replaces the line or gives it up, and loses the copy when a core of another LLC
  * writes the line.
@@ -121,6 +121,15 @@ bool front_forget(struct core *core, uint32_t line)
 	return had;
 }
 
+/* L2 has lost the line, so L1 and L1I lose it. The caller holds the core's lock. */
+static void drop_l1(struct core *core, uint32_t line)
+{
+	cache_remove(&core->l1, line);
+	front_forget(core, line);
+	if (cache_remove(&core->l1i, line))
+		code_front_forget(core, line);
+}
+
 /* The core loses the line. Return true if it had it. */
 static bool core_drop(struct core *core, uint32_t line)
 {
@@ -128,10 +137,8 @@ static bool core_drop(struct core *core, uint32_t line)
 
 	core_lock(core);
 	had = cache_remove(&core->l2, line);
-	if (had) {
-		cache_remove(&core->l1, line);
-		front_forget(core, line);
-	}
+	if (had)
+		drop_l1(core, line);
 	core_unlock(core);
 	return had;
 }
@@ -300,41 +307,52 @@ static void fill_l2(struct core *core, uint32_t line, uint32_t flags)
 		return;
 	}
 	victim = cache_insert(&core->l2, line, flags) & ENTRY_LINE;
-	if (victim) {
-		cache_remove(&core->l1, victim - 1);
-		front_forget(core, victim - 1);
-	}
+	if (victim)
+		drop_l1(core, victim - 1);
 	if (!cache_find(&llcs[core->llc], line))
 		cache_insert(&llcs[core->llc], line, 0);
 }
 
 /*
- * Put a line into L1, L2 and the LLC. The caller holds the locks of the line and of
- * the core. A hit in a front does not reach L1, so a line that a front knows has a
- * second chance: only if it is not used again, it is the next victim.
+ * Put a line into L1 or L1I. A hit in a front does not reach the cache, so a line that a front knows
+ * has a second chance: only if it is not used again, it is the next victim.
  */
-void directory_fill(struct core *core, uint32_t line, bool writable)
+static void fill_l1(struct core *core, struct cache *l1, uint32_t line, uint32_t flags,
+		    bool (*forget)(struct core *, uint32_t))
 {
-	const uint32_t flags = writable ? ENTRY_WRITABLE : 0;
-	uint32_t *entry;
+	uint32_t *entry = cache_use(l1, line);
 
-	fill_l2(core, line, flags);
-	entry = cache_use(&core->l1, line);
 	if (entry) {
 		*entry = (line + 1) | flags;
 		return;
 	}
-	for (uint32_t way = 0; way < core->l1.ways; way++) {
-		const uint32_t victim = cache_victim(&core->l1, line) & ENTRY_LINE;
+	for (uint32_t way = 0; way < l1->ways; way++) {
+		const uint32_t victim = cache_victim(l1, line) & ENTRY_LINE;
 
-		if (!victim || !front_forget(core, victim - 1))
+		if (!victim || !forget(core, victim - 1))
 			break;
-		cache_use(&core->l1, victim - 1);
+		cache_use(l1, victim - 1);
 	}
 	/* Nothing but an empty way, or a line that no front has. */
-	if (cache_victim(&core->l1, line))
-		front_forget(core, (cache_victim(&core->l1, line) & ENTRY_LINE) - 1);
-	cache_insert(&core->l1, line, flags);
+	if (cache_victim(l1, line))
+		forget(core, (cache_victim(l1, line) & ENTRY_LINE) - 1);
+	cache_insert(l1, line, flags);
+}
+
+/* Put a line into L1, L2 and the LLC. The caller holds the locks of the line and of the core. */
+void directory_fill(struct core *core, uint32_t line, bool writable)
+{
+	const uint32_t flags = writable ? ENTRY_WRITABLE : 0;
+
+	fill_l2(core, line, flags);
+	fill_l1(core, &core->l1, line, flags, front_forget);
+}
+
+/* Put a line into L1I, L2 and the LLC, as directory_fill() does. */
+void directory_fill_code(struct core *core, uint32_t line, bool writable)
+{
+	fill_l2(core, line, writable ? ENTRY_WRITABLE : 0);
+	fill_l1(core, &core->l1i, line, 0, code_front_forget);
 }
 
 /* Make the cores, their caches, the LLCs and an empty directory, as the options say. */
@@ -354,5 +372,7 @@ void directory_init(void)
 		cores[i].node = o->llc_node[cores[i].llc];
 		cache_init(&cores[i].l1, o->l1_kib * 1024, o->l1_ways);
 		cache_init(&cores[i].l2, o->l2_kib * 1024, o->l2_ways);
+		if (fetch_is_on())
+			cache_init(&cores[i].l1i, o->l1i_kib * 1024, o->l1i_ways);
 	}
 }

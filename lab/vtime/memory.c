@@ -56,7 +56,6 @@
 _Static_assert(NR_CAUSES <= MAX_CAUSES, "struct memory_counts has room for all");
 
 #define NR_STREAMS 8
-#define STREAM_TRAINED 2
 
 /* The tag of a front: may be written; 51 bits of virtual line; address space. */
 #define TAG_WRITABLE 1ULL
@@ -139,6 +138,23 @@ static unsigned int home_node(uint32_t line)
 enum source memory_home(const struct core *core, uint32_t line)
 {
 	return home_node(line) == core->node ? FROM_DRAM : FROM_REMOTE_DRAM;
+}
+
+struct core *memory_core(unsigned int index)
+{
+	return cpus[index].core;
+}
+
+unsigned int memory_thread(unsigned int index)
+{
+	return cpus[index].thread;
+}
+
+/* The vCPU's front of code is there from now on. No vCPU executes. */
+void memory_set_code_front(unsigned int index, uint64_t *front)
+{
+	if (cpus[index].core)
+		cpus[index].core->code_fronts[cpus[index].thread] = front;
 }
 
 /* Return the address space that has this address. */
@@ -272,6 +288,20 @@ static void wait_for_bandwidth(unsigned int index, uint32_t line, enum source so
 		return;
 	memory_wait(index, WAIT_CORE, bandwidth_of_core(index, core->index, present_ps(index)));
 	memory_wait(index, WAIT_NODE, bandwidth_of_node(index, home_node(line), present_ps(index)));
+}
+
+/* Count a line of code that has come from there, and let the vCPU wait for a share of its latency. */
+void memory_charge_code(unsigned int index, uint32_t line, enum source source, double share)
+{
+	struct cpu_memory *c = &cpus[index];
+	struct vcpu *v = &vcpus[index];
+	const uint64_t ps = latency_ps[source];
+	const uint64_t wait_ps = ps > v->cost_ps ? (ps - v->cost_ps) * share : 0;
+
+	c->nr[WAIT_FETCH]++;
+	c->stall_ps[WAIT_FETCH] += wait_ps;
+	stall(c, v, wait_ps);
+	wait_for_bandwidth(index, line, source);
 }
 
 /* A locked instruction was charged this latency. Let it wait for those of other CPUs too. */
@@ -543,11 +573,13 @@ static void watch(struct qemu_plugin_insn *insn)
 					 NULL);
 }
 
-/* Watch the accesses of a translated block. */
-void memory_watch(struct qemu_plugin_tb *tb)
+/* Watch the lines and the accesses of a translated block. @code_front: of the scoreboard. */
+void memory_watch(struct qemu_plugin_tb *tb, qemu_plugin_u64 code_front)
 {
 	const size_t nr = memory_options.on ? qemu_plugin_tb_n_insns(tb) : 0;
 
+	if (fetch_is_on())
+		fetch_watch(tb, code_front);
 	for (size_t i = 0; i < nr; i++)
 		watch(qemu_plugin_tb_get_insn(tb, i));
 }

@@ -6,6 +6,7 @@
  *	memory.c	an access of translated code: is it free, and if not, what does it cost?
  *	directory.c	coherence: which core or memory serves a line that L1 lacks
  *	cache.c		one cache: sets, ways, the least recently used line
+ *	fetch.c		lines of code: is one in L1I, and if not, what does it cost?
  *	contention.c	lines that several CPUs write at the same time
  *	bandwidth.c	how many lines a core, an LLC and a node's memory serve in a time
  *	mode.c		system calls, interrupts, another address space
@@ -37,6 +38,8 @@
 #define ENTRY_WRITABLE (1u << 31) /* no other core has the line */
 #define MAX_LINES (ENTRY_LINE - 1)
 
+#define STREAM_TRAINED 2 /* misses of a walk that are not prefetched */
+
 /* Where an access that its core's L1 does not serve is served. */
 enum source {
 	FROM_L1,
@@ -58,6 +61,7 @@ enum source {
 	MODE_INTERRUPT,
 	MODE_SPACE,
 	WAIT_WALK, /* see tlb.c */
+	WAIT_FETCH, /* see fetch.c */
 	NR_CAUSES,
 };
 
@@ -78,16 +82,18 @@ struct front {
 };
 
 struct core {
-	uint32_t lock; /* of the two caches, and of the fronts of the core's threads */
+	uint32_t lock; /* of its caches, and of the fronts of the core's threads */
 	unsigned int index, llc, node;
 	unsigned int nr_threads;
 	struct front *fronts[MAX_THREADS];
-	struct cache l1, l2;
+	uint64_t *code_fronts[MAX_THREADS]; /* see fetch.c */
+	struct cache l1, l1i, l2; /* l1i: without sets if code costs nothing */
 } __attribute__((aligned(128)));
 
 struct memory_options {
 	double on;
 	double llc_cores; /* cores of the largest LLC, for which QEMU gives every LLC slots */
+	double l1i_kib, l1i_ways; /* 0: code costs nothing */
 	double l1_kib, l1_ways, l2_kib, l2_ways, llc_kib, llc_ways;
 	double ns[NR_SOURCES];
 	double overlapped, stored, streamed; /* shares of a latency */
@@ -124,6 +130,7 @@ void memory_lock(uint32_t *word);
 void memory_unlock(uint32_t *word);
 enum source directory_fetch(struct core *core, uint32_t line, bool write, bool *writable);
 void directory_fill(struct core *core, uint32_t line, bool writable);
+void directory_fill_code(struct core *core, uint32_t line, bool writable);
 bool front_forget(struct core *core, uint32_t line);
 
 enum source core_distance(const struct core *a, const struct core *b);
@@ -150,7 +157,15 @@ void mode_space(unsigned int index);
 void tlb_init(void);
 uint64_t tlb_walk_ps(unsigned int cpu, uint64_t vaddr, uint64_t paddr, uint64_t space);
 
+/* fetch.c */
+bool fetch_is_on(void);
+bool code_front_forget(struct core *core, uint32_t line);
+void fetch_watch(struct qemu_plugin_tb *tb, qemu_plugin_u64 front);
+
 /* memory.c */
+struct core *memory_core(unsigned int index);
+unsigned int memory_thread(unsigned int index);
+void memory_charge_code(unsigned int index, uint32_t line, enum source source, double share);
 void memory_wait(unsigned int index, enum source cause, uint64_t ps);
 enum source memory_home(const struct core *core, uint32_t line);
 uint64_t memory_top(void);

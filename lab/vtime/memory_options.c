@@ -35,6 +35,7 @@ const char *const memory_cause_names[NR_CAUSES + 1] = {
 	"interrupt",
 	"address_space",
 	"page_walk",
+	"fetch",
 };
 
 /* The numbers of the plugin's options; `memory` switches the model on. */
@@ -42,6 +43,8 @@ const struct number_option memory_number_options[] = {
 	{ "memory", 0, 1, &memory_options.on },
 	{ "l1_kib", 1, 1 << 20, &memory_options.l1_kib },
 	{ "l1_ways", 1, 64, &memory_options.l1_ways },
+	{ "l1i_kib", 0, 1 << 20, &memory_options.l1i_kib },
+	{ "l1i_ways", 0, 64, &memory_options.l1i_ways },
 	{ "l2_kib", 1, 1 << 20, &memory_options.l2_kib },
 	{ "l2_ways", 1, 64, &memory_options.l2_ways },
 	{ "llc_kib", 1, 1 << 22, &memory_options.llc_kib },
@@ -106,7 +109,8 @@ const char *memory_fault(void)
 	if (options.threads > MAX_THREADS)
 		return "memory=1 takes at most 2 threads per core";
 	if (o->l1_kib * 1024 < o->l1_ways * LINE_BYTES ||
-	    o->l2_kib * 1024 < o->l2_ways * LINE_BYTES)
+	    o->l2_kib * 1024 < o->l2_ways * LINE_BYTES ||
+	    (fetch_is_on() && (o->l1i_ways < 1 || o->l1i_kib * 1024 < o->l1i_ways * LINE_BYTES)))
 		return "memory=1: a cache is smaller than one set";
 	if ((uint64_t)(o->llc_kib * 1024 / LINE_BYTES / o->llc_ways) % LINE_LOCKS ||
 	    o->llc_kib * 1024 < o->llc_ways * LINE_BYTES * LINE_LOCKS)

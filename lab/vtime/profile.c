@@ -15,9 +15,10 @@
  * A block that finds no free place counts at the place of address 0.
  *
  * The file has one line for each CPU and place: address, instructions, entries,
- * and the stalls in picoseconds. lab/src/vtime/profile.rs adds the symbols.
+ * and the stalls in picoseconds. lab/src/vtime/profile.rs adds the symbols. The
+ * lines of tasks.c follow.
  *
- * What it does not do: say who called, or which user program ran.
+ * What it does not do: say who called.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -97,6 +98,7 @@ void profile_stall(const struct vcpu *v, uint64_t ps)
 		return;
 	stall = &stalls_ps[v - vcpus][*v->place];
 	WRITE_ONCE(*stall, *stall + ps);
+	tasks_stall(v, ps);
 }
 
 /* A vCPU's own thread, before it executes. */
@@ -141,9 +143,11 @@ void profile_write(void)
 			options.profile, strerror(errno));
 		return;
 	}
-	if (__atomic_load_n(&nr_started, __ATOMIC_ACQUIRE) == nr_vcpus)
+	if (__atomic_load_n(&nr_started, __ATOMIC_ACQUIRE) == nr_vcpus) {
 		for (unsigned int i = 0; i < nr_vcpus; i++)
 			write_vcpu(f, i);
+		tasks_write(f);
+	}
 	if (fclose(f))
 		fprintf(stderr, "magpie-vtime: cannot write the profile to %s: %s\n",
 			options.profile, strerror(errno));

@@ -55,7 +55,7 @@ typedef struct {
 } qemu_plugin_u64;
 
 enum { QEMU_PLUGIN_CB_NO_REGS = 0, QEMU_PLUGIN_CB_RW_REGS = 2 };
-enum { QEMU_PLUGIN_COND_GE = 7 };
+enum { QEMU_PLUGIN_COND_NE = 3, QEMU_PLUGIN_COND_GE = 7 };
 enum { QEMU_PLUGIN_INLINE_ADD_U64 = 0, QEMU_PLUGIN_INLINE_STORE_U64 = 1 };
 enum { QEMU_PLUGIN_MEM_R = 1, QEMU_PLUGIN_MEM_W = 2 };
 
@@ -118,6 +118,7 @@ QEMU_API void qemu_plugin_register_atexit_cb(qemu_plugin_id_t id, exit_cb cb, vo
 typedef struct CPUState CPUState;
 
 QEMU_API CPUState *qemu_get_cpu(int index);
+QEMU_API uint64_t cpu_get_phys_page_debug(CPUState *cpu, uint64_t vaddr);
 QEMU_API int cpu_exec(CPUState *cpu);
 QEMU_API void cpu_exec_start(CPUState *cpu);
 QEMU_API void cpu_exec_end(CPUState *cpu);

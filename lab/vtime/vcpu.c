@@ -20,6 +20,9 @@
 
 #define SCORE_END (1ULL << 62)
 
+/* Of a vCPU's entry in the scoreboard: a pair of cache lines of its own. The front of code follows. */
+#define COUNTS_BYTES 128
+
 /* Slots of a hash table with open addressing. It holds at most MAX_VCPUS, none is removed. */
 #define CONDS 4096
 
@@ -141,6 +144,7 @@ static void quantum_end(unsigned int index, void *userdata)
 	(void)userdata;
 	v->quanta++;
 	vcpu_count(v);
+	tasks_sample(v);
 	if (v->yields || !turn_extend(v)) {
 		v->yields = true;
 		/* Not again in this turn: a block more may be executed on the way out. */
@@ -216,20 +220,22 @@ bool vcpu_is_big_lock(const pthread_mutex_t *mutex)
 
 /*
  * QEMU has translated a block: add the counting, and what memory.c, breakpoint.c,
- * snapshot.c, span.c, profile.c, work.c and frequency.c need.
+ * snapshot.c, span.c, profile.c, tasks.c, work.c and frequency.c need.
  */
 static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
 	const qemu_plugin_u64 entry = { scoreboard, 0 };
 	const qemu_plugin_u64 place = { scoreboard, sizeof(uint64_t) };
+	const qemu_plugin_u64 code_front = { scoreboard, COUNTS_BYTES };
 
 	(void)id;
 	profile_watch(tb, place);
+	tasks_watch(tb);
 	qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(tb, QEMU_PLUGIN_INLINE_ADD_U64, entry,
 							  qemu_plugin_tb_n_insns(tb));
 	qemu_plugin_register_vcpu_tb_exec_cond_cb(tb, quantum_end, QEMU_PLUGIN_CB_NO_REGS,
 						  QEMU_PLUGIN_COND_GE, entry, SCORE_END, NULL);
-	memory_watch(tb);
+	memory_watch(tb, code_front);
 	breakpoint_watch(tb);
 	snapshot_watch(tb);
 	span_watch(tb);
@@ -249,6 +255,7 @@ static void vcpu_init(qemu_plugin_id_t id, unsigned int index)
 	for (unsigned int i = 0; i <= index; i++) {
 		vcpus[i].score = qemu_plugin_scoreboard_find(scoreboard, i);
 		vcpus[i].place = vcpus[i].score + 1;
+		memory_set_code_front(i, vcpus[i].score + COUNTS_BYTES / sizeof(uint64_t));
 	}
 	profile_start(index);
 	self->counted = *self->score;
@@ -271,8 +278,7 @@ static void vcpu_resumes(qemu_plugin_id_t id, unsigned int index)
 /* Have QEMU call this file when a vCPU starts, halts and resumes, and for each translated block. */
 void vcpu_register(qemu_plugin_id_t id)
 {
-	/* Each vCPU's entry has a pair of cache lines of its own. */
-	scoreboard = qemu_plugin_scoreboard_new(128);
+	scoreboard = qemu_plugin_scoreboard_new(COUNTS_BYTES + fetch_front_bytes());
 	profile_register();
 	qemu_plugin_register_vcpu_init_cb(id, vcpu_init);
 	qemu_plugin_register_vcpu_tb_trans_cb(id, translate);

@@ -33,6 +33,7 @@
  *	patch.c		replaces functions of QEMU
  *	report.c	the fidelity report
  *	profile.c	where virtual time goes, by address
+ *	tasks.c		where it goes, by task
  *	watchdog.c	ends a machine that makes no progress
  *
  * Units: virtual times are nanoseconds in int64_t, suffix _ns. Costs of an
@@ -365,7 +366,9 @@ bool memory_set_nodes(const char *text);
 const char *memory_fault(void);
 void memory_init(void);
 bool memory_is_on(void);
-void memory_watch(struct qemu_plugin_tb *tb);
+size_t fetch_front_bytes(void);
+void memory_set_code_front(unsigned int index, uint64_t *front);
+void memory_watch(struct qemu_plugin_tb *tb, qemu_plugin_u64 code_front);
 struct memory_counts memory_counts(unsigned int index);
 
 /* patch.c */
@@ -382,6 +385,12 @@ void profile_stall(const struct vcpu *v, uint64_t ps);
 void profile_start(unsigned int index);
 void profile_write(void);
 void profile_register(void);
+
+/* tasks.c */
+void tasks_watch(struct qemu_plugin_tb *tb);
+void tasks_sample(const struct vcpu *v);
+void tasks_stall(const struct vcpu *v, uint64_t ps);
+void tasks_write(FILE *f);
 
 /* watchdog.c */
 void watchdog_start(void);

@@ -19,6 +19,9 @@ const LINE: u64 = 64;
 pub struct Memory {
     /// First-level data cache of a core. A hit costs nothing but the instruction.
     pub l1: Cache,
+    /// First-level cache of a core for code (`lab/vtime/fetch.c`). Without it, code costs nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub l1i: Option<Cache>,
     /// Second-level cache of a core.
     pub l2: SlowCache,
     /// Last-level cache, of each LLC.
@@ -181,12 +184,13 @@ impl Memory {
     /// Fails for every value that the plugin would refuse, and for caches and latencies in the
     /// wrong order. `memory_mib` is the machine's memory.
     pub(super) fn check(&self, memory_mib: u64) -> Result<()> {
+        let l1i = self.l1i.map(|l1i| ("l1i", l1i.kib, l1i.ways));
         let levels = [
             ("l1", self.l1.kib, self.l1.ways),
             ("l2", self.l2.kib, self.l2.ways),
             ("llc", self.llc.kib, self.llc.ways),
         ];
-        for (level, kib, ways) in levels {
+        for (level, kib, ways) in levels.into_iter().chain(l1i) {
             let what = format!("virtual_time.memory.{level}");
             ensure!(
                 (1..=64).contains(&ways),
@@ -206,6 +210,14 @@ impl Memory {
             self.l2.kib,
             self.llc.kib
         );
+        if let Some(l1i) = self.l1i {
+            ensure!(
+                l1i.kib < self.l2.kib,
+                "virtual_time.memory: l1i ({} KiB) must be smaller than l2 ({} KiB)",
+                l1i.kib,
+                self.l2.kib
+            );
+        }
         let sets = self.llc.kib * 1024 / LINE / self.llc.ways;
         ensure!(
             sets.is_multiple_of(LINE_LOCKS),
@@ -393,6 +405,9 @@ impl Memory {
             switch.address_space
         );
         options += &tlb.unwrap_or_default();
+        if let Some(Cache { kib, ways }) = self.l1i {
+            options += &format!(",l1i_kib={kib},l1i_ways={ways}");
+        }
         options
     }
 }
@@ -415,6 +430,7 @@ mod tests {
         is_refused("kib = 2048, ways = 16", "kib = 2064, ways = 16", "256");
         is_refused("other_llc = 100", "other_llc = 300", "other_node");
         is_refused("syscall = 30", "syscall = -1", "switch_ns.syscall");
+        is_refused("l1i = { kib = 32", "l1i = { kib = 256", "l1i (256 KiB)");
         is_refused("entries = 512", "entries = 511", "tlb");
         is_refused("core = 8", "core = 0", "bandwidth.core");
         is_refused("core = 8", "core = 80", "not be more than node");

@@ -57,6 +57,8 @@ pub struct MemoryCheck {
     pub pages: Vec<Figure>,
     /// A system call that does nothing.
     pub switches: Vec<Figure>,
+    /// A jump through code of several sizes: plateaus of the caches that the code is in.
+    pub code: Vec<Figure>,
 }
 
 /// The unit of a figure.
@@ -130,6 +132,7 @@ impl MemoryCheck {
             &self.bandwidth,
             &self.pages,
             &self.switches,
+            &self.code,
         ];
         all.into_iter().flatten()
     }
@@ -157,6 +160,7 @@ pub fn run_memory(
         bandwidth: run.bandwidth()?,
         pages: run.pages()?,
         switches: run.switches()?,
+        code: run.code()?,
     })
 }
 

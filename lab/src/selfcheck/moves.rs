@@ -12,8 +12,9 @@ const MOVE_PERCENT: f64 = 15.0;
 
 impl Run<'_> {
     /// Measures a random walk through memory that belonged to another CPU, at each distance that
-    /// the machine has: memory of a half of each cache, and of three times the largest one. Not what
-    /// L1 holds for a sibling, because the kernel's own work on the way decides what is left in it.
+    /// the machine has: memory of a half of each cache, and of three times the largest one. For a
+    /// sibling a quarter of L2, and not what L1 holds, because the kernel's own data and code on the
+    /// way decide what is left in the same caches.
     pub(super) fn moves(&mut self) -> Result<Vec<Figure>> {
         let memory = self.memory;
         let mut figures = Vec::new();
@@ -21,10 +22,11 @@ impl Run<'_> {
             let Some(&(from, to)) = distance.pairs(&self.cpus).first() else {
                 continue;
             };
-            let mut sizes = vec![memory.l2.kib / 2, memory.llc.kib / 2, memory.llc.kib * 3];
-            if distance != Distance::Sibling {
-                sizes.insert(0, memory.l1.kib / 2);
-            }
+            let (l1, l2, llc) = (memory.l1.kib, memory.l2.kib, memory.llc.kib);
+            let sizes = match distance {
+                Distance::Sibling => vec![l2 / 4, llc / 2, llc * 3],
+                _ => vec![l1 / 2, l2 / 2, llc / 2, llc * 3],
+            };
             let mut arguments = vec!["move".to_string(), from.to_string(), to.to_string()];
             arguments.extend(sizes.iter().map(u64::to_string));
             let measured = self.measure(&arguments)?;

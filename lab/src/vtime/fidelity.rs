@@ -193,6 +193,9 @@ pub struct MemoryCounts {
     /// Walks through the page tables.
     #[serde(default)]
     pub page_walk: Served,
+    /// Lines of code that L1I lacked, from anywhere.
+    #[serde(default)]
+    pub fetch: Served,
     /// Bytes that repeated string instructions wrote.
     pub string_bytes: u64,
     /// Virtual nanoseconds that all repeated string instructions took, without their misses.
@@ -210,7 +213,7 @@ pub struct Served {
 
 impl MemoryCounts {
     /// Each cause of stalls, most of them a source of lines beyond L1, with its name in reports.
-    pub fn causes(&self) -> [(&'static str, Served); 16] {
+    pub fn causes(&self) -> [(&'static str, Served); 17] {
         [
             ("L2", self.l2),
             ("LLC", self.llc),
@@ -228,6 +231,7 @@ impl MemoryCounts {
             ("interrupt", self.interrupt),
             ("address space", self.address_space),
             ("page walk", self.page_walk),
+            ("instruction fetch", self.fetch),
         ]
     }
 }

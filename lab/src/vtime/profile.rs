@@ -1,4 +1,5 @@
-//! Where virtual time went in a guest's kernel: the counts of `lab/vtime/profile.c`, by function.
+//! Where virtual time went in a guest's kernel: the counts of `lab/vtime/profile.c`, by function, and
+//! those of `tasks.c`, by task.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -17,15 +18,54 @@ const UNKNOWN: u64 = 0;
 /// Functions in a printed table.
 const PRINTED: usize = 40;
 
-/// What blocks of code took, by the address where they begin, since the machine's start.
+/// Tasks in a printed table.
+const PRINTED_TASKS: usize = 10;
+
+/// Name of the tasks that run while a CPU is idle, one for each CPU.
+const IDLE: &str = "swapper";
+
+/// Instructions and stalls since the machine's start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Counts(BTreeMap<u64, Cost>);
+pub struct Counts {
+    /// By the address where the block begins that took them.
+    blocks: BTreeMap<u64, Cost>,
+    /// By the name of the task that took them.
+    tasks: BTreeMap<String, Cost>,
+}
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Cost {
     instructions: u64,
     entries: u64,
     stall_ps: u64,
+}
+
+impl Cost {
+    /// Adds the texts of instructions and of picoseconds of stalls.
+    fn add(&mut self, instructions: &str, stall_ps: &str) -> Result<()> {
+        self.instructions += instructions.parse::<u64>().context("read instructions")?;
+        self.stall_ps += stall_ps.parse::<u64>().context("read a stall")?;
+        Ok(())
+    }
+
+    /// Picoseconds on a CPU of that speed.
+    fn time_ps(&self, mips: f64) -> f64 {
+        self.instructions as f64 * 1e6 / mips + self.stall_ps as f64
+    }
+}
+
+/// Returns what was added to each sum since earlier ones.
+fn added<K: Ord + Clone>(now: &BTreeMap<K, Cost>, before: &BTreeMap<K, Cost>) -> BTreeMap<K, Cost> {
+    let costs = now.iter().map(|(key, now)| {
+        let was = before.get(key).copied().unwrap_or_default();
+        let cost = Cost {
+            instructions: now.instructions.saturating_sub(was.instructions),
+            entries: now.entries.saturating_sub(was.entries),
+            stall_ps: now.stall_ps.saturating_sub(was.stall_ps),
+        };
+        (key.clone(), cost)
+    });
+    costs.collect()
 }
 
 impl Counts {
@@ -39,36 +79,49 @@ impl Counts {
         Counts::parse(&text).with_context(|| format!("the profile {} is malformed", path.display()))
     }
 
-    /// Adds up the lines of all CPUs: CPU, address, instructions, entries, picoseconds of stalls.
+    /// Adds up the lines of all CPUs: CPU, address, instructions, entries, picoseconds of stalls. A
+    /// line of a task begins with "task", and has its name at the end.
     fn parse(text: &str) -> Result<Counts> {
         let mut counts = Counts::default();
         for line in text.lines() {
+            if let Some(task) = line.strip_prefix("task ") {
+                counts.add_task(task)?;
+                continue;
+            }
             let words: Vec<&str> = line.split(' ').collect();
             let [_, address, instructions, entries, stall_ps] = words[..] else {
                 anyhow::bail!("not five words: {line:?}");
             };
             let address = u64::from_str_radix(address, 16).context("read an address")?;
-            let cost = counts.0.entry(address).or_default();
-            cost.instructions += instructions.parse::<u64>().context("read instructions")?;
+            let cost = counts.blocks.entry(address).or_default();
+            cost.add(instructions, stall_ps)?;
             cost.entries += entries.parse::<u64>().context("read entries")?;
-            cost.stall_ps += stall_ps.parse::<u64>().context("read a stall")?;
         }
         Ok(counts)
+    }
+
+    /// Adds the line of a task: CPU, instructions, picoseconds of stalls, name.
+    fn add_task(&mut self, line: &str) -> Result<()> {
+        let words: Vec<&str> = line.splitn(4, ' ').collect();
+        let [_, instructions, stall_ps, name] = words[..] else {
+            anyhow::bail!("not a task: {line:?}");
+        };
+        let name = match name {
+            "" => "(elsewhere)",
+            name if name.split('/').next() == Some(IDLE) => "(idle)",
+            name => name,
+        };
+        let cost = self.tasks.entry(name.to_string()).or_default();
+        cost.add(instructions, stall_ps)
     }
 
     /// Returns what was added since an earlier reading.
     #[must_use]
     pub fn since(&self, before: &Counts) -> Counts {
-        let costs = self.0.iter().map(|(address, now)| {
-            let was = before.0.get(address).copied().unwrap_or_default();
-            let cost = Cost {
-                instructions: now.instructions.saturating_sub(was.instructions),
-                entries: now.entries.saturating_sub(was.entries),
-                stall_ps: now.stall_ps.saturating_sub(was.stall_ps),
-            };
-            (*address, cost)
-        });
-        Counts(costs.collect())
+        Counts {
+            blocks: added(&self.blocks, &before.blocks),
+            tasks: added(&self.tasks, &before.tasks),
+        }
     }
 }
 
@@ -122,6 +175,21 @@ pub struct Profile {
     pub stall_ns: u64,
     /// All functions that were seen.
     pub functions: Vec<Function>,
+    /// All tasks that were seen, those of one name together, the one that stalls longest first.
+    pub tasks: Vec<Task>,
+}
+
+/// The tasks of one name.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Task {
+    /// Their name as the kernel has it, in up to 15 bytes; the idle tasks of all CPUs are one.
+    pub name: String,
+    /// Their part of all tasks' time, percent.
+    pub percent: f64,
+    /// Instructions, those of interrupts that came meanwhile included.
+    pub instructions: u64,
+    /// Virtual nanoseconds that they waited for memory.
+    pub stall_ns: u64,
 }
 
 /// A function of the guest's kernel, or a BPF program.
@@ -144,7 +212,7 @@ impl Profile {
     #[must_use]
     pub fn new(counts: &Counts, symbols: &Symbols, mips: f64) -> Profile {
         let mut by_name: BTreeMap<&str, Cost> = BTreeMap::new();
-        for (address, cost) in &counts.0 {
+        for (address, cost) in &counts.blocks {
             let (name, is_begin) = symbols.function(*address);
             let sum = by_name.entry(name).or_default();
             // Of a sum by function, the entries are those of its first block.
@@ -152,7 +220,7 @@ impl Profile {
             sum.instructions += cost.instructions;
             sum.stall_ps += cost.stall_ps;
         }
-        let time = |cost: &Cost| cost.instructions as f64 * 1e6 / mips + cost.stall_ps as f64;
+        let time = |cost: &Cost| cost.time_ps(mips);
         let all: f64 = by_name.values().map(time).sum();
         let mut functions: Vec<_> = by_name
             .iter()
@@ -170,6 +238,7 @@ impl Profile {
             instructions: functions.iter().map(|f| f.instructions).sum(),
             stall_ns: functions.iter().map(|f| f.stall_ns).sum(),
             functions,
+            tasks: tasks(&counts.tasks, mips),
         }
     }
 }
@@ -180,6 +249,23 @@ impl Profile {
     pub fn function(&self, name: &str) -> Option<&Function> {
         self.functions.iter().find(|function| function.name == name)
     }
+}
+
+/// Returns the tasks that took any time, in the order of their stalls.
+fn tasks(counts: &BTreeMap<String, Cost>, mips: f64) -> Vec<Task> {
+    let all: f64 = counts.values().map(|cost| cost.time_ps(mips)).sum();
+    let mut tasks: Vec<_> = counts
+        .iter()
+        .filter(|(_, cost)| cost.time_ps(mips) > 0.0)
+        .map(|(name, cost)| Task {
+            name: name.clone(),
+            percent: 100.0 * cost.time_ps(mips) / all,
+            instructions: cost.instructions,
+            stall_ns: cost.stall_ps / 1000,
+        })
+        .collect();
+    tasks.sort_by_key(|task| std::cmp::Reverse((task.stall_ns, task.instructions)));
+    tasks
 }
 
 impl fmt::Display for Profile {
@@ -201,6 +287,17 @@ impl fmt::Display for Profile {
         let rest = self.functions.len().saturating_sub(PRINTED);
         if rest > 0 {
             writeln!(text, "and {rest} more functions")?;
+        }
+        text.push_str("time %  instructions  stall us  task\n");
+        for task in self.tasks.iter().take(PRINTED_TASKS) {
+            writeln!(
+                text,
+                "{:6.2}  {:12}  {:8}  {}",
+                task.percent,
+                task.instructions,
+                task.stall_ns / 1000,
+                task.name
+            )?;
         }
         f.write_str(&text)
     }
@@ -243,8 +340,24 @@ ffffffffc0001000 t bpf_prog_0123456789abcdef_magpie_dispatch\t[bpf]
     }
 
     #[test]
+    fn tasks_are_in_the_order_of_their_stalls() {
+        let text = "0 1 10 2 0\ntask 0 500 3000 a b\ntask 1 500 0 a b\ntask 0 100 4000 c\n\
+                    task 0 7 2000 swapper/0\ntask 1 7 2000 swapper/1\ntask 1 0 0 \n";
+        let before = Counts::parse("task 0 100 1000 a b\n").unwrap();
+        let counts = Counts::parse(text).unwrap().since(&before);
+        let profile = Profile::new(&counts, &Symbols::parse(KALLSYMS), 1000.0);
+        let rows: Vec<_> = profile
+            .tasks
+            .iter()
+            .map(|t| (t.name.as_str(), t.instructions, t.stall_ns))
+            .collect();
+        assert_eq!(rows, [("c", 100, 4), ("(idle)", 14, 4), ("a b", 900, 2)]);
+    }
+
+    #[test]
     fn a_malformed_line_is_an_error() {
         assert!(Counts::parse("0 ffff 1 1\n").is_err());
         assert!(Counts::parse("0 wrong 1 1 1\n").is_err());
+        assert!(Counts::parse("task 0 1\n").is_err());
     }
 }

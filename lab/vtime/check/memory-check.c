@@ -15,10 +15,11 @@
  *
  *	memory-check pages CPU PAGES...		a random walk through one line of each page
  *	memory-check syscall CPU CALLS		the shortest system call
+ *	memory-check code CPU random|straight KIB	a jump from line to line of code
  *
  * Each line of output is one figure in nanoseconds, in the order of the arguments:
  * of one load, of one compare-and-swap, of one string instruction, of one addition of
- * each CPU, of one system call. The triad's is in bytes per nanosecond, of all CPUs together. Exits with 2
+ * each CPU, of one system call, of one jump. The triad's is in bytes per nanosecond, of all CPUs together. Exits with 2
  * for wrong usage.
  */
 #define _GNU_SOURCE
@@ -44,6 +45,7 @@
 #define LINES 64 /* of a transfer: few, so that L1 keeps them */
 #define MAX_ADDERS 1024
 #define ADDITIONS 200 /* of a CPU between two looks at the clock */
+#define JUMPS (1 << 19)
 #define SWEEPS 4 /* of the triad, after one that is not measured */
 
 /* The next number of a fixed sequence (xorshift), so that each run walks the same way. */
@@ -478,6 +480,69 @@ static int system_call(int cpu, unsigned long calls)
 	return 0;
 }
 
+#if defined(__x86_64__)
+/* Write a jump at *@code to @to, and advance. */
+static void put_jump(char **code, const char *to)
+{
+	const int32_t distance = to - (*code + 5);
+
+	*(*code)++ = (char)0xe9;
+	memcpy(*code, &distance, sizeof(distance));
+	*code += sizeof(distance);
+}
+
+/* Code that jumps through all lines as often as its argument says: the first line counts. */
+static void make_code(char *memory, const uint32_t *order, size_t lines)
+{
+	static const unsigned char count[] = {
+		0x48, 0xff, 0xcf, /* dec %rdi */
+		0x75, 0x01, /* jnz beyond the ret */
+		0xc3, /* ret */
+	};
+
+	for (size_t i = 0; i < lines; i++) {
+		char *at = memory + (size_t)order[i] * LINE;
+
+		if (order[i] == 0) {
+			memcpy(at, count, sizeof(count));
+			at += sizeof(count);
+		}
+		put_jump(&at, memory + (size_t)order[(i + 1) % lines] * LINE);
+	}
+}
+
+/* Print the time of a jump through code of that size. Each line of it has one. */
+static int code(int cpu, bool is_random, size_t kib)
+{
+	const size_t lines = kib * 1024 / LINE, rounds = JUMPS / lines + 1;
+	uint32_t *order = malloc(lines * sizeof(*order));
+	char *memory = allocate(lines * LINE);
+	void (*run)(uint64_t rounds) = (void (*)(uint64_t))memory;
+	double start;
+
+	if (mprotect(memory, lines * LINE, PROT_READ | PROT_WRITE | PROT_EXEC)) {
+		perror("memory-check: cannot make code");
+		return 2;
+	}
+	pin(cpu);
+	shuffle(order, lines);
+	for (size_t i = 0; !is_random && i < lines; i++)
+		order[i] = i;
+	make_code(memory, order, lines);
+	run(3);
+	start = now_ns();
+	run(rounds);
+	printf("%.3f\n", (now_ns() - start) / (rounds * lines));
+	return 0;
+}
+#else
+static int code(int cpu, bool is_random, size_t kib)
+{
+	fprintf(stderr, "memory-check: no code for this processor\n");
+	return 2;
+}
+#endif
+
 int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "";
@@ -494,6 +559,8 @@ int main(int argc, char **argv)
 		return contend(argc - 2, argv + 2);
 	if (!strcmp(what, "triad") && argc > 3)
 		return triad(strtoull(argv[2], NULL, 10), argc - 3, argv + 3);
+	if (!strcmp(what, "code") && argc == 5)
+		return code(atoi(argv[2]), !strcmp(argv[3], "random"), strtoull(argv[4], NULL, 10));
 	if (!strcmp(what, "pages") && argc > 3)
 		return pages(atoi(argv[2]), argc - 3, argv + 3);
 	if (!strcmp(what, "syscall") && argc == 4)
@@ -501,6 +568,6 @@ int main(int argc, char **argv)
 	fprintf(stderr,
 		"usage: memory-check chase CPU HOME KIB... | move FROM TO KIB... | "
 		"transfer A B | copy CPU BYTES... | contend CPU CPU... | triad KIB CPU... | "
-		"syscall CPU CALLS | pages CPU PAGES...\n");
+		"syscall CPU CALLS | pages CPU PAGES... | code CPU random|straight KIB\n");
 	return 2;
 }

@@ -116,6 +116,19 @@ fn a_profile_names_the_functions_that_take_the_time() -> Result<()> {
         let stalls = [ended.1 - began.1, after.1 - before.1];
         // Each cause of each CPU is cut to whole nanoseconds.
         is_between("stalls, ns", profile.stall_ns, stalls, 1000)?;
+        let tasks = profile.tasks.iter();
+        let by_task = tasks.fold((0, 0), |sum, task| {
+            (sum.0 + task.instructions, sum.1 + task.stall_ns)
+        });
+        is_between("instructions of tasks", by_task.0, instructions, 20_000)?;
+        is_between("stalls of tasks, ns", by_task.1, stalls, 1000)?;
+        let pipe = profile.tasks.iter().find(|t| t.name == "magpie-load");
+        let pipe = pipe.context("magpie-load is not among the tasks")?;
+        // Of 20,000 round trips each is a system call, a sleep and a wakeup.
+        ensure!(
+            pipe.instructions > instructions[0] / 4 && pipe.stall_ns > 0,
+            "{pipe:?} of {instructions:?}"
+        );
         for name in [
             "anon_pipe_read",
             "anon_pipe_write",

@@ -35,7 +35,8 @@ fn memory_costs_what_the_table_says() -> Result<()> {
             && check.contended.len() == 2
             && check.bandwidth.len() == 4
             && check.pages.len() == 1
-            && check.switches.len() == 1,
+            && check.switches.len() == 1
+            && check.code.len() == 4,
         "{check:?}"
     );
     let fidelity = guest.fidelity()?.context("a machine in virtual time")?;
@@ -74,6 +75,7 @@ fn without_the_table_memory_costs_nothing() -> Result<()> {
         &check.strings,
         &check.contended,
         &check.pages,
+        &check.code,
     ];
     let right: Vec<_> = latencies
         .into_iter()
@@ -86,7 +88,7 @@ fn without_the_table_memory_costs_nothing() -> Result<()> {
     guest.into_guest().shutdown()
 }
 
-/// The figures of bandwidth, page walks and mode switches must be wrong if these are off, or the
+/// The figures of bandwidth, page walks, mode switches and code must be wrong if these are off, or the
 /// first test would show nothing of them.
 #[test]
 fn each_part_of_the_memory_has_a_switch() -> Result<()> {
@@ -97,15 +99,29 @@ fn each_part_of_the_memory_has_a_switch() -> Result<()> {
     memory.bandwidth = Default::default();
     memory.switch_ns = Default::default();
     memory.tlb = None;
+    memory.l1i = None;
     let mut guest = boot("vt8-mem", |options| options.machine = machine.clone())?;
     let check = selfcheck::run_memory(&mut guest, &machine, &small_memory()?, PATIENCE)?;
     println!("{check:?}");
-    for part in [&check.bandwidth, &check.pages, &check.switches] {
+    let beyond_l1i = &check.code[1..];
+    for part in [
+        &check.bandwidth[..],
+        &check.pages,
+        &check.switches,
+        beyond_l1i,
+    ] {
         ensure!(
             !part.is_empty() && part.iter().all(|figure| !figure.holds()),
             "{part:?}"
         );
     }
+    // A jump takes its instruction wherever the code is.
+    let in_l1i = check.code[0].predicted;
+    ensure!(
+        check.code.iter().all(|jump| jump.measured < in_l1i * 1.1),
+        "{:?}",
+        check.code
+    );
     let others = [
         &check.chase,
         &check.transfers,
@@ -127,6 +143,7 @@ fn each_part_of_the_memory_has_a_switch() -> Result<()> {
         counts.interrupt,
         counts.address_space,
         counts.page_walk,
+        counts.fetch,
     ];
     ensure!(off.iter().all(|served| served.count == 0), "{counts:?}");
     guest.into_guest().shutdown()
