@@ -20,6 +20,9 @@
  * nothing at all to do and steals it. Beside a build on 8 CPUs, a thread that wakes every 2.7 ms was
  * then 3.2 ms late in the 99th percentile; with this part it is 0.3 ms (medians of four runs).
  *
+ * With one drawn queue a wakeup cost 160 instructions less, but four clients beside a build waited
+ * for 0.96 of EEVDF's 99th percentile, with two for 0.77 (three runs).
+ *
  * The kernel counts the runnable tasks of each runqueue, so a length is one load. When only the bits
  * of the overloaded map were compared, a task stayed wherever all CPUs had waiting tasks, behind
  * however many.

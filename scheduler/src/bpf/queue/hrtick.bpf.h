@@ -9,7 +9,8 @@
  *
  *   task queued behind a running one, or a task begins to run while others wait
  *        |
- *   timer of this CPU set already?         --yes--> nothing
+ *   timer of this CPU set already, or will
+ *   the task probably sleep before?        --yes--> nothing
  *        | no
  *   timer := end of the running task's request
  *
@@ -23,7 +24,8 @@
  *
  * Each CPU's timer fires at most once in a slice, however many tasks are woken.
  *
- * What it does not do: end the request of a task behind which nobody waits.
+ * What it does not do: end the request of a task behind which nobody waits; or end in time that of a
+ * task whose burst gets longer than twice the average. A tick does.
  */
 #ifndef __MAGPIE_HRTICK_BPF_H
 #define __MAGPIE_HRTICK_BPF_H
