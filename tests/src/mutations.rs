@@ -205,8 +205,8 @@ pub const MUTATIONS: &[Mutation] = &[
     Mutation {
         fault: "a waker that stays gets the task",
         file: "scheduler/src/bpf/portable/placement.h",
-        old: "at->is_sync && leaves_cpu(at)",
-        new: "at->is_sync",
+        old: "!at->is_sync || !leaves_cpu(at)",
+        new: "!at->is_sync",
         finder: Native("placement", "then_the_wakers_if_it_leaves"),
     },
     Mutation {
