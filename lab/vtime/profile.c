@@ -4,7 +4,7 @@
  *
  * Each block of translated code has a place in a table, found when the block is
  * translated. As it begins, it adds its instructions and one entry to its place,
- * inline. So counts are exact. A sample at each quantum's end is not: a vCPU's
+ * inline. So counts are exact, but for blocks that a page fault ends. A sample at each quantum's end is not: a vCPU's
  * quantum begins as it is woken, so the same function ends it each time.
  *
  *	block translated -> its place, by its address
@@ -29,7 +29,7 @@
 
 #include "vtime.h"
 
-#define PLACES (1u << 18)
+#define PLACES (1u << 17) /* 2 MiB of a vCPU; of 1,024 vCPUs an offset that QEMU can add */
 #define PROBES 64 /* places that are tried for one address */
 #define KERNEL_BEGINS (1ULL << 63)
 #define USER_SPACE 1 /* stands for every address of user space */

@@ -120,10 +120,11 @@ static void add(uint64_t *sum, uint64_t n)
 void tasks_sample(const struct vcpu *v)
 {
 	const unsigned int index = v - vcpus;
-	const uint64_t insns = v->insns + (*v->score - v->counted) - v->stalled;
+	uint64_t insns;
 
 	if (!profile_is_on())
 		return;
+	insns = v->insns + (*v->score - v->counted) - v->stalled;
 	table_of(index);
 	add(&present[index]->insns, insns - counted[index]);
 	counted[index] = insns;

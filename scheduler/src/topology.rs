@@ -149,17 +149,17 @@ pub fn lay_out(machine: &Machine) -> Result<Tables> {
         .unwrap_or(0)
         .max(1);
 
-    let nowhere = cpu_topology {
+    let nowhere = |cpu: usize| cpu_topology {
         place: NO_PLACE,
         llc: 0,
         node: 0,
         core_first: 0,
         core_size: 0,
-        sibling: 0,
+        sibling: cpu as u16,
         capacity: 0,
     };
     let mut tables = Tables {
-        cpus: vec![nowhere; machine.nr_cpu_ids],
+        cpus: (0..machine.nr_cpu_ids).map(nowhere).collect(),
         llcs: Vec::new(),
         cpu_at_place: Vec::new(),
         core_at_rank: Vec::new(),

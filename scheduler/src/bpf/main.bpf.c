@@ -235,6 +235,7 @@ void BPF_STRUCT_OPS(magpie_tick, struct task_struct *p)
 	if (evict_at_tick(p, state, cpu, now))
 		return;
 
+	start_hrtick(state, cpu, now);
 	if (ts)
 		leave_shared_core(p, ts, cpu);
 	open_if_tasks_wait(state, cpu, now);

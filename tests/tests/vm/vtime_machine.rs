@@ -124,7 +124,7 @@ fn a_profile_names_the_functions_that_take_the_time() -> Result<()> {
         is_between("stalls of tasks, ns", by_task.1, stalls, 1000)?;
         let pipe = profile.tasks.iter().find(|t| t.name == "magpie-load");
         let pipe = pipe.context("magpie-load is not among the tasks")?;
-        // Of 20,000 round trips each is a system call, a sleep and a wakeup.
+        // Of 10,000 round trips each is a system call, a sleep and a wakeup.
         ensure!(
             pipe.instructions > instructions[0] / 4 && pipe.stall_ns > 0,
             "{pipe:?} of {instructions:?}"

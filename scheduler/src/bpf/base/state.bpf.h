@@ -33,7 +33,8 @@ struct cpu_state {
 	u8 soon_free; /* a preempted task will have this CPU back soon, see balance/patience.bpf.h */
 	u8 sleeps_soon; /* the running task is expected to, see place/search.bpf.h */
 	u8 looks_for_overdue; /* its next dispatch does, see queue/overdue.bpf.h */
-	u16 queued; /* enum queued: who was queued since the queue was last empty, see has_queued() */
+	u8 queued; /* a task was queued since the queue was last empty, see has_queued() */
+	u8 has_foreign; /* likewise a task of another runqueue */
 	u16 hrtick; /* its timer is set, see queue/hrtick.bpf.h */
 
 	/*

@@ -38,6 +38,7 @@
 const volatile bool queue_choice_enabled = true;
 
 #define QUEUES_DRAWN 2
+_Static_assert(QUEUES_DRAWN <= 2, "a random number has two halves");
 
 /* By how many tasks a queue with waiting tasks must be shorter. */
 #define FEWER_TO_JOIN 2

@@ -69,7 +69,8 @@ bool leaves_cpu(const struct placement *at)
 	const struct cpu_state *waker = state_of(at->waker);
 
 	return READ_ONCE(waker->sleeps_soon) && !READ_ONCE(waker->has_no_tick) &&
-	       nr_runnable(at->waker) <= 1;
+	       nr_runnable(at->waker) <= 1 &&
+	       !(READ_ONCE(waker->has_foreign) && scx_bpf_dsq_nr_queued(at->waker));
 }
 
 bool has_llc_idle(u32 llc)

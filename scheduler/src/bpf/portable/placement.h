@@ -297,7 +297,10 @@ static inline int choose_cpu(struct placement *at, struct task_struct *task,
 	if (take(at, task, at->previous))
 		return STEP_PREVIOUS;
 
-	/* On a busy machine one load answers for all CPUs. */
+	/*
+	 * On a busy machine one load answers for all CPUs. It misses a SCHED_IDLE task's CPU for as long
+	 * as a tick has cleared its bit: until that task runs next.
+	 */
 	if (!has_any_idle())
 		return takes_wakers_place(at, task) ? STEP_WAKER : STEP_QUEUE;
 

@@ -66,30 +66,19 @@ const volatile bool shorter_first_enabled = true;
  */
 #define MUCH_SHORTER 8
 
-/* Which tasks may wait in a CPU's queue. */
-enum queued {
-	QUEUED_NONE,
-	QUEUED_OWN, /* of the CPU's runqueue */
-	QUEUED_ANY, /* of other runqueues, too */
-};
-
 /* The switch of power/power.bpf.h, which asks since when tasks wait. */
 const volatile bool power_enabled = true;
 
-/*
- * Note that a task may wait in the CPU's queue, so that has_queued() need not ask the kernel. @of:
- * whether the task is of this CPU's runqueue, which then counts it.
- */
-static __always_inline void note_queued(s32 cpu, enum queued of)
+/* Note that a task may wait in the CPU's queue, so that has_queued() need not ask the kernel. */
+static __always_inline void note_queued(s32 cpu)
 {
 	struct cpu_state *state = state_of(cpu);
-	enum queued before = READ_ONCE(state->queued);
 
-	if (before >= of)
+	if (READ_ONCE(state->queued))
 		return;
 
-	WRITE_ONCE(state->queued, of);
-	if (power_enabled && before == QUEUED_NONE)
+	WRITE_ONCE(state->queued, 1);
+	if (power_enabled)
 		WRITE_ONCE(state->queued_since, scx_bpf_now());
 }
 
@@ -101,26 +90,28 @@ static __always_inline void note_queued(s32 cpu, enum queued of)
  */
 static __always_inline bool has_queued(const struct cpu_state *state)
 {
-	return READ_ONCE(state->queued);
+	return READ_ONCE(state->queued) || READ_ONCE(state->has_foreign);
 }
 
 /* The kernel was asked: the CPU's queue is empty. */
 static __always_inline void note_queue_empty(struct cpu_state *state)
 {
 	if (state->queued)
-		WRITE_ONCE(state->queued, QUEUED_NONE);
+		WRITE_ONCE(state->queued, 0);
+	if (state->has_foreign)
+		WRITE_ONCE(state->has_foreign, 0);
 }
 
 /*
  * A task was taken out of the CPU's queue: return whether none is left. The caller holds the
- * runqueue's lock, so the runqueue's count says so, unless tasks of other runqueues wait: it has the
- * taken task, and @prev as long as that is runnable. Two tasks in the CPU's local queue may be taken
- * for one that waits; then the next dispatch finds the queue empty.
+ * runqueue's lock, so its count says so, unless tasks of other runqueues wait: it has the taken task,
+ * and @prev as long as that is runnable. It also has tasks that are parked, or in the CPU's local
+ * queue: these are taken for some that wait, until is_still_first() or a dispatch asks the kernel.
  */
 static __always_inline bool is_queue_empty_now(const struct cpu_state *state, s32 cpu,
 					       const struct task_struct *prev)
 {
-	if (READ_ONCE(state->queued) == QUEUED_ANY)
+	if (READ_ONCE(state->has_foreign))
 		return !scx_bpf_dsq_nr_queued(cpu);
 
 	return nr_runnable(cpu) <= 1 + (prev && is_runnable(prev));
@@ -134,7 +125,7 @@ static __always_inline void queue_here(struct task_struct *p, struct task_state 
 				       u64 enq_flags)
 {
 	count_event(state_here(), EVENT_ENQUEUE, 1);
-	note_queued(cpu, QUEUED_OWN);
+	note_queued(cpu);
 	scx_bpf_dsq_insert_vtime(p, cpu, slice_of(ts), deadline_of(ts), enq_flags);
 }
 
@@ -160,7 +151,9 @@ static __always_inline void hide_queue(s32 cpu)
  */
 static __always_inline void kick_queue(const struct task_struct *p, s32 cpu)
 {
-	note_queued(cpu, QUEUED_ANY);
+	note_queued(cpu);
+	/* Its runqueue, which is not this CPU's, counts it. */
+	WRITE_ONCE(state_of(cpu)->has_foreign, 1);
 	if (!is_pinned(p))
 		advertise_queue(cpu);
 	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
@@ -323,10 +316,16 @@ static __always_inline bool peek_deadline(s32 cpu, u64 *deadline)
  */
 static __always_inline bool is_still_first(const struct task_state *ts, s32 cpu)
 {
+	struct cpu_state *state = state_of(cpu);
 	u64 deadline;
 
-	if (!has_queued(state_of(cpu)) || !peek_deadline(cpu, &deadline))
+	if (!has_queued(state))
 		return true;
+
+	if (!peek_deadline(cpu, &deadline)) {
+		note_queue_empty(state);
+		return true;
+	}
 
 	return !ts->yielded && is_before(deadline_of(ts), deadline);
 }
