@@ -15,6 +15,9 @@ const PHYSICAL: f64 = 2.0;
 /// How often the preferred CPUs are read, each half second, until they are as many as the host gives.
 const LOOKS: usize = 20;
 
+/// Times that a load begins suddenly. One time in seven the first look left the guest one CPU of two.
+const SUDDEN: usize = 12;
+
 /// What the vCPUs have had in some time.
 struct Span {
     /// Virtual seconds.
@@ -161,5 +164,32 @@ fn a_guest_that_is_busy_for_seconds_prefers_as_many_cpus_as_the_host_gives() -> 
         shell(guest, "killall hackbench; true")?;
         Ok(())
     })?;
+    guest.into_guest().shutdown()
+}
+
+#[test]
+fn a_sudden_load_keeps_the_cpus_that_the_host_gives() -> Result<()> {
+    let mut guest = boot_for_magpie(MACHINE, |_| {})?;
+    let mut seen = Vec::new();
+    for _ in 0..SUDDEN {
+        // Half a second: the governor has answered to the first alarm, and its next answer is not due.
+        seen.push(under(&mut guest, MAGPIE, |guest| {
+            shell(guest, "hackbench -g 1 -l 250")?;
+            let status = json(guest, "scx_magpie preferred --json")?;
+            Ok(status["preferred"].as_str().unwrap_or_default().to_string())
+        })?);
+    }
+    println!("after each start: {seen:?}");
+    ensure!(
+        !seen.iter().any(|cpus| cpus == "0"),
+        "the preferred CPUs were {seen:?}"
+    );
+    let found = seen
+        .iter()
+        .filter(|cpus| matches!(cpus.as_str(), "0-1" | "0-2"));
+    ensure!(
+        found.count() >= SUDDEN - 2,
+        "the preferred CPUs were {seen:?}"
+    );
     guest.into_guest().shutdown()
 }

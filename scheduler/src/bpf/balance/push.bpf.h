@@ -134,8 +134,8 @@ static __always_inline void offer_queue(s32 cpu)
 	u32 length = may_move ? scx_bpf_dsq_nr_queued(cpu) : 0;
 
 	/* A task that another CPU queued may have been missed, see has_queued(). */
-	if (length)
-		note_queued(cpu);
+	if (length && !has_queued(state_of(cpu)))
+		note_foreign(cpu);
 	if (may_move)
 		advertise_queue(cpu);
 	else if (!READ_ONCE(state_of(cpu)->has_no_tick))

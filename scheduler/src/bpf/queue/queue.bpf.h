@@ -82,6 +82,16 @@ static __always_inline void note_queued(s32 cpu)
 		WRITE_ONCE(state->queued_since, scx_bpf_now());
 }
 
+/* Likewise a task that another runqueue counts. */
+static __always_inline void note_foreign(s32 cpu)
+{
+	struct cpu_state *state = state_of(cpu);
+
+	note_queued(cpu);
+	if (!READ_ONCE(state->has_foreign))
+		WRITE_ONCE(state->has_foreign, 1);
+}
+
 /*
  * Return whether tasks may wait in the CPU's own queue. To ask the kernel costs a look into a hash
  * table, and usually nobody was queued since the queue was last empty. A task that another CPU
@@ -151,9 +161,7 @@ static __always_inline void hide_queue(s32 cpu)
  */
 static __always_inline void kick_queue(const struct task_struct *p, s32 cpu)
 {
-	note_queued(cpu);
-	/* Its runqueue, which is not this CPU's, counts it. */
-	WRITE_ONCE(state_of(cpu)->has_foreign, 1);
+	note_foreign(cpu);
 	if (!is_pinned(p))
 		advertise_queue(cpu);
 	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
