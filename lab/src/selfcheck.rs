@@ -103,3 +103,12 @@ fn set_governor(guest: &mut Guest, governor: &str, timeout: Duration) -> Result<
     let argv = ["sh", "-c", &script].map(String::from);
     output_of(guest, &argv, timeout, &[0]).map(|_| ())
 }
+
+/// Returns a machine with memory, and its table.
+#[cfg(test)]
+fn machine_with_memory() -> (Machine, Memory) {
+    let machine = Machine::preset("vt8-mem").expect("preset");
+    let time = machine.virtual_time.as_ref();
+    let memory = time.and_then(|time| time.memory.clone());
+    (machine, memory.expect("a machine with memory"))
+}

@@ -4,8 +4,9 @@
  *
  * Each block of translated code has a place in a table, found when the block is
  * translated. As it begins, it adds its instructions and one entry to its place,
- * inline. So counts are exact, but for blocks that a page fault ends. A sample at each quantum's end is not: a vCPU's
- * quantum begins as it is woken, so the same function ends it each time.
+ * inline. So counts are exact, but for blocks that a page fault ends. A sample at each
+ * quantum's end is not: a vCPU's quantum begins as it is woken, so the same function
+ * ends it each time.
  *
  *	block translated -> its place, by its address
  *	block begins     -> place.insns += its length, place.entries += 1

@@ -98,17 +98,13 @@ fn from_memory(bandwidth: &Bandwidth, cpus: &[Cpu]) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::{from_memory, spread};
-    use crate::Machine;
     use crate::machine::Bandwidth;
+    use crate::selfcheck::machine_with_memory;
 
     #[test]
     fn few_cores_are_limited_by_themselves_and_many_by_their_node() {
-        let machine = Machine::preset("vt8-mem").expect("preset");
-        let memory = machine
-            .virtual_time
-            .as_ref()
-            .and_then(|time| time.memory.as_ref());
-        let mut bandwidth = memory.expect("a machine with memory").bandwidth;
+        let (machine, memory) = machine_with_memory();
+        let mut bandwidth = memory.bandwidth;
         let cpus = machine.layout();
         let of = |bandwidth: &Bandwidth, nr| from_memory(bandwidth, &spread(&cpus, nr));
         // The first two CPUs are one core's.

@@ -74,13 +74,11 @@ fn steps(memory: &Memory, instruction_ns: f64) -> Vec<Step> {
 #[cfg(test)]
 mod tests {
     use super::steps;
-    use crate::Machine;
+    use crate::selfcheck::machine_with_memory;
 
     #[test]
     fn code_is_measured_in_each_cache() {
-        let machine = Machine::preset("vt8-mem").expect("preset");
-        let memory = machine.virtual_time.and_then(|time| time.memory);
-        let mut memory = memory.expect("a machine with memory");
+        let (_, mut memory) = machine_with_memory();
         let all: Vec<_> = steps(&memory, 0.5)
             .into_iter()
             .map(|step| (step.order, step.kib, step.latency_ns))

@@ -387,13 +387,11 @@ fn mean_transfer(memory: &Memory, cpus: &[Cpu]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::{mean_transfer, spread, steps};
-    use crate::Machine;
+    use crate::selfcheck::machine_with_memory;
 
     #[test]
     fn each_level_has_a_plateau_and_knees() {
-        let machine = Machine::preset("vt8-mem").expect("preset");
-        let memory = machine.virtual_time.and_then(|time| time.memory);
-        let memory = memory.expect("a machine with memory");
+        let (_, memory) = machine_with_memory();
         let kib: Vec<u64> = steps(&memory, 0.3).iter().map(|step| step.kib).collect();
         assert_eq!(
             kib,
@@ -403,19 +401,14 @@ mod tests {
 
     #[test]
     fn a_line_visits_all_cpus_between_two_additions_of_one() {
-        let machine = Machine::preset("vt8-mem").expect("preset");
-        let memory = machine
-            .virtual_time
-            .as_ref()
-            .and_then(|time| time.memory.as_ref())
-            .expect("a machine with memory");
+        let (machine, memory) = machine_with_memory();
         let two = spread(&machine.layout(), 2);
         assert_eq!([two[0].number, two[1].number], [0, 4]);
-        assert_eq!(mean_transfer(memory, &two), 100.0);
+        assert_eq!(mean_transfer(&memory, &two), 100.0);
         // Of the others of each CPU 1 is its sibling, 2 are in its LLC and 4 in another.
         let all = spread(&machine.layout(), 8);
         let mean = (8.0 + 2.0 * 25.0 + 4.0 * 100.0) / 7.0;
-        assert!((mean_transfer(memory, &all) - mean).abs() < 1e-9);
+        assert!((mean_transfer(&memory, &all) - mean).abs() < 1e-9);
         assert_eq!(spread(&machine.layout(), 32).len(), 8);
     }
 }

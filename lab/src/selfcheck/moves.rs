@@ -80,13 +80,11 @@ fn after_move(memory: &Memory, distance: Distance, kib: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::{Distance, after_move};
-    use crate::Machine;
+    use crate::selfcheck::machine_with_memory;
 
     #[test]
     fn a_move_costs_what_the_caches_that_were_left_hold() {
-        let machine = Machine::preset("vt8-mem").expect("preset");
-        let memory = machine.virtual_time.and_then(|time| time.memory);
-        let memory = memory.expect("a machine with memory");
+        let (_, memory) = machine_with_memory();
         let ns = |distance, kib| after_move(&memory, distance, kib);
         assert_eq!(ns(Distance::Sibling, 128), 4.0);
         assert_eq!(ns(Distance::SameLlc, 128), 25.0);

@@ -241,9 +241,7 @@ impl Profile {
             tasks: tasks(&counts.tasks, mips),
         }
     }
-}
 
-impl Profile {
     /// Returns a function by its name, if it was seen.
     #[must_use]
     pub fn function(&self, name: &str) -> Option<&Function> {

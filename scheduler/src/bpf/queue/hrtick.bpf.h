@@ -24,7 +24,7 @@
  *
  * Each CPU's timer fires at most once in a slice, however many tasks are woken.
  *
- * What it does not do: end the request of a task behind which nobody waits, or end that of a task whose
+ * What it does not do: end the request of a task behind which nobody waits, or that of a task whose
  * burst just got longer than twice its average: the next tick sets the timer, or ends it.
  */
 #ifndef __MAGPIE_HRTICK_BPF_H
@@ -45,8 +45,8 @@ struct {
 } hrtick_timers SEC(".maps");
 
 /*
- * Return whether the running task sleeps before its slice ends, if its burst is like its others: a timer
- * would come for nothing.
+ * Return whether the running task sleeps before its slice ends, if its burst is like its others: a
+ * timer would come for nothing.
  */
 static __always_inline bool will_sleep_in_slice(const struct cpu_state *state, u64 now)
 {
