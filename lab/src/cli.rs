@@ -340,7 +340,7 @@ fn check_time(guest: &mut Guest, machine: &Machine, timeout: u64) -> Result<()> 
     ensure!(
         check.holds,
         "the machine {} does not keep time: loops must be within 1 %, sleep within the window, an \
-         interrupt and its answer within two and, with memory, the misses on its way",
+         interrupt and its answer within two",
         machine.name
     );
     Ok(())

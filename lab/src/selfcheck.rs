@@ -22,11 +22,7 @@ pub use self::memory::{Figure, MemoryCheck, Unit, run_contended, run_memory};
 
 use self::output::output_of;
 use crate::guest::Guest;
-use crate::machine::{Machine, Memory};
-
-/// The most lines that an interrupt and its answer may miss together. On the Xeon with memory they
-/// took 1.3 us beyond two windows, which are 10 of the furthest.
-const INTERRUPT_LINES: f64 = 32.0;
+use crate::machine::Machine;
 
 /// The figures of a self-check. A percentage is the greatest deviation of any CPU from the
 /// predicted time, and the figure of each CPU is a median.
@@ -51,8 +47,7 @@ pub struct SelfCheck {
     /// Time from an inter-processor interrupt to its answer, in nanoseconds, system call included;
     /// `None` with one core.
     pub ipi_round_trip_ns: Option<f64>,
-    /// Whether the loops are within 1 %, the sleep within a window, the interrupt within two and, on
-    /// a machine with memory, the misses on its way.
+    /// Whether the loops are within 1 %, the sleep within a window and the interrupt within two.
     pub holds: bool,
 }
 
@@ -72,7 +67,6 @@ pub fn run(guest: &mut Guest, machine: &Machine, timeout: Duration) -> Result<Se
         time.mips.to_string(),
         time.window_ns.to_string(),
         time.smt_factor.to_string(),
-        time.memory.as_ref().map_or(0.0, misses_ns).to_string(),
     ];
     // A check that does not hold ends with 1.
     let text = output_of(guest, &argv, timeout, &[0, 1]);
@@ -84,13 +78,6 @@ pub fn run(guest: &mut Guest, machine: &Machine, timeout: Duration) -> Result<Se
         Ok(check) => Ok(check),
         Err(error) => bail!("the self-check printed no report ({error}): {text}"),
     }
-}
-
-/// Returns for how long the misses of an interrupt's way may last: the kernel's two sides share some
-/// lines, and the rest comes from memory, because the CPU that is interrupted had slept.
-fn misses_ns(memory: &Memory) -> f64 {
-    let (transfer, dram) = (memory.transfer_ns.other_node, memory.dram_ns.remote);
-    INTERRUPT_LINES * transfer.max(dram)
 }
 
 /// Sets the governor of the frequencies of all CPUs. The speed of the machine file is that at the
@@ -106,7 +93,7 @@ fn set_governor(guest: &mut Guest, governor: &str, timeout: Duration) -> Result<
 
 /// Returns a machine with memory, and its table.
 #[cfg(test)]
-fn machine_with_memory() -> (Machine, Memory) {
+fn machine_with_memory() -> (Machine, crate::machine::Memory) {
     let machine = Machine::preset("vt8-mem").expect("preset");
     let time = machine.virtual_time.as_ref();
     let memory = time.and_then(|time| time.memory.clone());

@@ -347,7 +347,7 @@ pub const MUTATIONS: &[Mutation] = &[
         file: "scheduler/src/bpf/queue/queue.bpf.h",
         old: "\tWRITE_ONCE(state_of(idle)->must_search, hint);\n\tscx_bpf_kick_cpu(idle, SCX_KICK_IDLE);\n",
         new: "\tWRITE_ONCE(state_of(idle)->must_search, hint);\n",
-        finder: Machine("nothing_is_stranded_without_stealing"),
+        finder: Machine("a_task_that_loses_its_cpu_migrates_at_once"),
     },
     Mutation {
         fault: "a slice does not end in time",

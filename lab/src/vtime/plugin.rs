@@ -78,8 +78,7 @@ pub fn breakpoint_plugin(progress: &Progress) -> Result<PathBuf> {
     Ok(built(progress)?.join("magpie-breakpoint.so"))
 }
 
-/// Returns the self-check that runs in a guest: `vtime-check MIPS WINDOW_NS
-/// SMT_FACTOR MISSES_NS`.
+/// Returns the self-check that runs in a guest: `vtime-check MIPS WINDOW_NS SMT_FACTOR`.
 pub fn check_program(progress: &Progress) -> Result<PathBuf> {
     Ok(built(progress)?.join("vtime-check"))
 }
