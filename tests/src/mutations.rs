@@ -315,6 +315,13 @@ pub const MUTATIONS: &[Mutation] = &[
         finder: Native("governor", "there_is_always_a_core"),
     },
     Mutation {
+        fault: "an alarm believes its estimate",
+        file: "scheduler/src/bpf/portable/governor.h",
+        old: "\treturn taken / DOUBTED < 100 ? taken / DOUBTED : 100;\n",
+        new: "\treturn 0;\n",
+        finder: Native("governor", "an_alarm_leaves_as_many_cores"),
+    },
+    Mutation {
         fault: "steal time at the threshold is too much",
         file: "scheduler/src/bpf/portable/governor.h",
         old: "if (input->steal > config->high && (state->cores > 1 || state->more))",

@@ -41,7 +41,8 @@
 #define ROUNDS 51
 #define HANDOVERS 1001 /* longer together than the kernel's other work, so a median is right */
 #define LEAST_LOADS 32768
-#define PARTS 9 /* of a walk: a tick takes a tenth of a short one, and is in one part */
+/* A tick takes a tenth of the shortest walk: the median of so many parts has none. */
+#define PARTS 9
 #define MOVES 3
 #define LINES 64 /* of a transfer: few, so that L1 keeps them */
 #define MAX_ADDERS 1024
@@ -162,7 +163,7 @@ static int chase(int cpu, int home, int nr, char **kib)
 {
 	for (int i = 0; i < nr; i++) {
 		const size_t bytes = strtoull(kib[i], NULL, 10) * 1024, lines = bytes / LINE;
-		const size_t loads = (lines > LEAST_LOADS ? lines : LEAST_LOADS) / PARTS;
+		const size_t loads = (lines > LEAST_LOADS ? lines : LEAST_LOADS) / PARTS / 8 * 8;
 		double taken[PARTS];
 		char *memory;
 		void **p;

@@ -4,6 +4,7 @@
 
 u32 magpie_governor_next(const struct governor_config *config, struct governor_state *state,
 			 const struct governor_input *input);
+u32 magpie_governor_doubt(const struct governor_input *input);
 
 const u32 magpie_governor_longest_wait = LONGEST_WAIT;
 
@@ -11,4 +12,9 @@ u32 magpie_governor_next(const struct governor_config *config, struct governor_s
 			 const struct governor_input *input)
 {
 	return governor_next(config, state, input);
+}
+
+u32 magpie_governor_doubt(const struct governor_input *input)
+{
+	return governor_doubt(input);
 }

@@ -67,7 +67,14 @@ pub struct Input {
 
 unsafe extern "C" {
     fn magpie_governor_next(config: *const Config, state: *mut State, input: *const Input) -> u32;
+    fn magpie_governor_doubt(input: *const Input) -> u32;
     safe static magpie_governor_longest_wait: u32;
+}
+
+/// By how much too low what was given may be at an alarm, in 1/100 of a core.
+pub fn doubt(input: &Input) -> u32 {
+    // SAFETY: a valid reference to a structure of C's layout, kept by nobody after the call.
+    unsafe { magpie_governor_doubt(input) }
 }
 
 /// The number of cores to use from now on.

@@ -4,7 +4,7 @@
 //! keeps as many cores busy as it wants, but only preferred ones. A busy core that the host does
 //! not run has steal time.
 
-use magpie_native::governor::{Config, Input, Kind, State, longest_wait, next};
+use magpie_native::governor::{Config, Input, Kind, State, doubt, longest_wait, next};
 use proptest::prelude::*;
 
 const MOST_CORES: u32 = 4096;
@@ -26,7 +26,7 @@ fn inputs() -> impl Strategy<Value = Input> {
     let steal = prop_oneof![0..=400u32, 0..=10_000u32, any::<u32>()];
     let cores = || prop_oneof![0..=1000u32, 0..=MOST_CORES * 100, any::<u32>()];
     let total = prop_oneof![1..=4u32, 1..=MOST_CORES];
-    let observed = (total, steal, cores(), cores(), 0..=25u32);
+    let observed = (total, steal, cores(), cores(), 0..=100u32);
     observed.prop_map(|(total, steal, busy, given, doubt)| Input {
         total,
         steal,
@@ -300,4 +300,33 @@ fn failed_probes_become_rare() {
     let gaps: Vec<usize> = probes.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(gaps.windows(2).all(|pair| pair[1] >= pair[0]), "{gaps:?}");
     assert!(gaps.last() >= Some(&(longest_wait() as usize)), "{gaps:?}");
+}
+
+/// What the monitor saw at alarms of a guest of 8 CPUs whose host gives two cores.
+#[test]
+fn an_alarm_leaves_as_many_cores_as_the_host_gives() {
+    for given in [108, 121, 139, 165, 210] {
+        for busy in [720, 770] {
+            let mut input = Input {
+                total: 8,
+                steal: 5000,
+                busy,
+                given,
+                doubt: 0,
+            };
+            input.doubt = doubt(&input);
+            let cores = next(&config(Kind::Direct), &mut state_with(8), &input);
+            assert!((2..=3).contains(&cores), "{cores} cores of {given}");
+        }
+    }
+    // A large guest leaves one core more, not an eighth of what it lost.
+    let taken = |busy, given| Input {
+        total: 64,
+        steal: 5000,
+        busy,
+        given,
+        doubt: 0,
+    };
+    assert_eq!(doubt(&taken(6400, 3200)), 100);
+    assert_eq!(doubt(&taken(100, 200)), 0);
 }

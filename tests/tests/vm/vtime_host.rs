@@ -172,7 +172,8 @@ fn a_sudden_load_keeps_the_cpus_that_the_host_gives() -> Result<()> {
     let mut guest = boot_for_magpie(MACHINE, |_| {})?;
     let mut seen = Vec::new();
     for _ in 0..SUDDEN {
-        // Half a second: the governor has answered to the first alarm, and its next answer is not due.
+        // It runs for half a second: longer than the governor takes to answer an alarm, and shorter than
+        // the period at whose end it would correct an answer of one CPU.
         seen.push(under(&mut guest, MAGPIE, |guest| {
             shell(guest, "hackbench -g 1 -l 250")?;
             let status = json(guest, "scx_magpie preferred --json")?;

@@ -131,16 +131,17 @@ __noinline bool offer_waiting(s32 cpu)
 static __always_inline void offer_queue(s32 cpu)
 {
 	bool may_move = offer_waiting(cpu);
-	u32 length = may_move ? scx_bpf_dsq_nr_queued(cpu) : 0;
+	bool is_noted = has_queued(state_of(cpu));
+	u32 length = may_move || !is_noted ? scx_bpf_dsq_nr_queued(cpu) : 0;
 
 	/* A task that another CPU queued may have been missed, see has_queued(). */
-	if (length && !has_queued(state_of(cpu)))
+	if (length && (!is_noted || length >= nr_runnable(cpu)))
 		note_foreign(cpu);
 	if (may_move)
 		advertise_queue(cpu);
 	else if (!READ_ONCE(state_of(cpu)->has_no_tick))
 		hide_queue(cpu);
-	note_waiting(cpu, length);
+	note_waiting(cpu, may_move ? length : 0);
 }
 
 /*

@@ -70,14 +70,6 @@ struct {
 #define LOOKS 8
 #define ALARM 10
 
-/*
- * What part of the time taken is doubted at an alarm. In the time between two looks 8 CPUs have 250
- * ticks. Where the host gave two cores the estimate was 1.1 to 2.1, and one run of hackbench in seven
- * had one core for a second, in which it took twice as long. If a core too many is left, less is taken
- * and doubted, and the next look finds it.
- */
-#define ALARM_DOUBT 8
-
 struct governor_state governor;
 
 u64 last_look; /* when the monitor last added up all CPUs, ns */
@@ -450,7 +442,7 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 		ended = elapsed >= preferred_settings.period_ns * (2 * LOOKS - 1) / (2 * LOOKS);
 		alarm = !ended && steers && !governor.stay && is_alarming(recent);
 		if (alarm)
-			input.doubt = (input.busy - input.given) / ALARM_DOUBT;
+			input.doubt = governor_doubt(&input);
 	}
 
 	if (!ended && !alarm) {

@@ -10,6 +10,9 @@
  *   direct  above `high` at once down to what the host gave, where three quarters of a core count
  *           as one; below `low` up by 1, 2, 4, ... while work keeps all cores in use busy
  *
+ * At an alarm (monitor.bpf.h) little was seen, so `direct` then leaves as much more as may be missing in
+ * the estimate: a core too many costs little until the next look, one too few costs a second.
+ *
  * `direct` judges by the time in which there was work, upwards as downwards. When it went up by the
  * average of the whole period, work of a third of a second every four seconds kept the one core that an
  * unlucky first look had left it, beside a second one that the host had free: it took twice as long.
@@ -50,6 +53,8 @@
 #define LONGEST_WAIT 64 /* periods between probes, at most */
 #define WORTH_KEEPING 25 /* 1/100 of a core that may be missing of the last one */
 
+#define DOUBTED 8 /* at an alarm, one part in so many of what the host took, up to a core */
+
 #define ALL_IN_USE 90 /* 1/100 of each core: one that idles now and then counts as in use */
 
 enum governor_kind {
@@ -85,6 +90,19 @@ struct governor_input {
 	u32 given; /* cores that the host gave */
 	u32 doubt; /* by how much that may be too low */
 };
+
+/*
+ * By how much too few cores an alarm may take for given. In the time between two looks 8 CPUs have 250
+ * ticks. Where the host gave two cores the estimate was 1.1 to 2.1, and one run of hackbench in seven
+ * had one core for a second, in which it took twice as long. If a core too many is left, less is taken
+ * and doubted, and the next look or the end of the period takes it back.
+ */
+static inline u32 governor_doubt(const struct governor_input *input)
+{
+	u32 taken = input->busy > input->given ? input->busy - input->given : 0;
+
+	return taken / DOUBTED < 100 ? taken / DOUBTED : 100;
+}
 
 static inline u32 governor_clamp(u32 cores, u32 most)
 {

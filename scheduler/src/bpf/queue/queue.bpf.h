@@ -82,7 +82,10 @@ static __always_inline void note_queued(s32 cpu)
 		WRITE_ONCE(state->queued_since, scx_bpf_now());
 }
 
-/* Likewise a task that another runqueue counts. */
+/*
+ * Note a task that this CPU's runqueue may not count, because another CPU queued it: then
+ * is_queue_empty_now() asks the kernel.
+ */
 static __always_inline void note_foreign(s32 cpu)
 {
 	struct cpu_state *state = state_of(cpu);
