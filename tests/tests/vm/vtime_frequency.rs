@@ -48,7 +48,7 @@ fn a_cpu_has_the_speed_of_its_frequency() -> Result<()> {
         let window = time.window_ns * u64::from(most / mhz);
         let check = shell(
             &mut guest,
-            &format!("vtime-check {mips} {window} {} 0", time.smt_factor),
+            &format!("vtime-check {mips} {window} {}", time.smt_factor),
         )?;
         println!("{mhz} MHz: {check}");
         let counted = shell(
