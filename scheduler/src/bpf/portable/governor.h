@@ -92,12 +92,12 @@ struct governor_input {
 };
 
 /*
- * By how much too few cores an alarm may take for given. In the time between two looks 8 CPUs have 250
- * ticks. Where the host gave two cores the estimate was 1.1 to 2.1, and one run of hackbench in seven
- * had one core for a second, in which it took twice as long. If a core too many is left, less is taken
- * and doubted, and the next look or the end of the period takes it back.
+ * By how much the cores that an alarm takes for given may be too few. Between two looks 8 CPUs have
+ * 250 ticks. Where the host gave two cores the estimate was 1.1 to 2.1, and one run of hackbench in
+ * seven had one core for a second, in which it took twice as long. If a core too many is left, less
+ * is taken and doubted, and the next look or the end of the period takes it back.
  */
-static inline u32 governor_doubt(const struct governor_input *input)
+__proved_once u32 governor_doubt(const struct governor_input *input __arg_nonnull)
 {
 	u32 taken = input->busy > input->given ? input->busy - input->given : 0;
 
