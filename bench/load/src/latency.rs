@@ -1,10 +1,13 @@
 //! `latency`: how long does a woken task wait, and what does that do to requests?
 //!
 //! The shape is that of schbench, which models a server: message threads hand out requests, worker
-//! threads sleep until woken, work, and ask for more. Three numbers come out:
+//! threads sleep until woken, work, and ask for more. Four numbers come out:
 //! - *wakeup latency*: from just before the message thread wakes the worker until the worker runs;
 //! - *request latency*: wakeup latency plus the work (a fixed number of operations, the same on
 //!   every machine and under every scheduler, so that preemption shows);
+//! - *answer latency*: from just before a worker asks until it runs again. It contains the time for
+//!   which the message thread itself waited, which schbench leaves out: a scheduler that keeps that
+//!   thread waiting hands out requests late, and then finds idle CPUs for them;
 //! - *requests per second*.
 //!
 //! Threads sleep and wake by `park`/`unpark`, which are one futex call each. With `--timer-us`
@@ -77,6 +80,7 @@ struct Schedule {
 struct Latencies {
     wakeup: Histogram<u64>,
     request: Histogram<u64>,
+    answer: Histogram<u64>,
 }
 
 impl Latencies {
@@ -84,19 +88,22 @@ impl Latencies {
         Ok(Self {
             wakeup: times::histogram()?,
             request: times::histogram()?,
+            answer: times::histogram()?,
         })
     }
 
-    /// Works on a request for which the caller was woken at `woken_at`, and notes both latencies.
-    fn work_since(&mut self, woken_at: u64, schedule: &Schedule) {
+    /// Works on a request for which the caller asked at `asked_at` and was woken at `woken_at`, and
+    /// notes all latencies.
+    fn work_since(&mut self, asked_at: u64, woken_at: u64, schedule: &Schedule) {
         let running_at = sys::now_ns();
         sys::work(schedule.operations);
         if woken_at < schedule.measure_from {
             return;
         }
-        let since = |time: u64| time.saturating_sub(woken_at).max(1);
-        self.wakeup.saturating_record(since(running_at));
-        self.request.saturating_record(since(sys::now_ns()));
+        let since = |time: u64, now: u64| now.saturating_sub(time).max(1);
+        self.wakeup.saturating_record(since(woken_at, running_at));
+        self.request.saturating_record(since(woken_at, sys::now_ns()));
+        self.answer.saturating_record(since(asked_at, running_at));
     }
 }
 
@@ -145,6 +152,7 @@ pub fn run(args: &Args) -> Result<Finding> {
             .map_err(|_| anyhow!("a worker thread panicked"))??;
         all.wakeup.add(&one.wakeup).context("sum up histograms")?;
         all.request.add(&one.request).context("sum up histograms")?;
+        all.answer.add(&one.answer).context("sum up histograms")?;
     }
     for messenger in messengers {
         messenger
@@ -172,12 +180,13 @@ fn hand_out(team: &Team, schedule: &Schedule) {
     }
 }
 
-/// A worker: asks, sleeps until woken, works, and notes both latencies.
+/// A worker: asks, sleeps until woken, works, and notes all latencies.
 fn work(team: &Team, index: usize, schedule: &Schedule) -> Result<Latencies> {
     let mailbox = &team.workers[index];
     let _ = mailbox.thread.set(thread::current());
     let mut latencies = Latencies::new()?;
     while !schedule.stop.load(Ordering::Relaxed) {
+        let asked_at = sys::now_ns();
         mailbox.woken_at.store(0, Ordering::Relaxed);
         team.asking
             .lock()
@@ -194,7 +203,7 @@ fn work(team: &Team, index: usize, schedule: &Schedule) -> Result<Latencies> {
                 at => break at,
             }
         };
-        latencies.work_since(woken_at, schedule);
+        latencies.work_since(asked_at, woken_at, schedule);
     }
     Ok(latencies)
 }
@@ -209,7 +218,7 @@ fn work_by_timer(interval: Duration, schedule: &Schedule) -> Result<Latencies> {
         let passed = sys::now_ns().saturating_sub(next);
         next += interval * (passed / interval + 1);
         sys::sleep_until(next)?;
-        latencies.work_since(next, schedule);
+        latencies.work_since(next, next, schedule);
     }
     Ok(latencies)
 }
@@ -221,6 +230,7 @@ fn describe(latencies: &Latencies, elapsed: f64) -> Finding {
     for (name, histogram) in [
         ("wakeup", &latencies.wakeup),
         ("request", &latencies.request),
+        ("answer", &latencies.answer),
     ] {
         let _ = writeln!(text, "{name:<7} us: {}", times::describe(histogram));
     }
@@ -231,6 +241,7 @@ fn describe(latencies: &Latencies, elapsed: f64) -> Finding {
     let json = json!({
         "elapsed_s": elapsed, "requests": requests, "requests_per_s": rate,
         "wakeup_us": times::percentiles(&latencies.wakeup), "request_us": times::percentiles(&latencies.request),
+        "answer_us": times::percentiles(&latencies.answer),
     });
     // Fail if there was no request at all: a wakeup was lost.
     Finding {
