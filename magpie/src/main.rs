@@ -2,8 +2,11 @@
 //! bench`), whether a scheduler helps this machine (`magpie try`), and what the running scheduler
 //! does: as metrics (`magpie export`), on a screen (`magpie top`), event by event (`magpie trace`).
 
+use std::any::Any;
+use std::panic::{self, UnwindSafe};
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::{CommandFactory, Parser, Subcommand};
 
 /// Boot stock kernels in virtual machines, measure schedulers, and watch scx_magpie.
@@ -28,8 +31,23 @@ enum Command {
     Man,
 }
 
+/// What a shell reports of a program that wrote to a closed pipe: 128 and the number of SIGPIPE.
+const CLOSED_PIPE: u8 = 141;
+
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
+    let command = Arguments::parse().command;
+    match unless_pipe_closes(|| run(command)) {
+        Some(Ok(code)) => ExitCode::from(code),
+        Some(Err(error)) => {
+            eprintln!("magpie: {error:#}");
+            ExitCode::FAILURE
+        }
+        None => ExitCode::from(CLOSED_PIPE),
+    }
+}
+
+fn run(command: Command) -> Result<u8> {
+    match command {
         Command::Lab(args) => magpie_lab::cli::run(args),
         Command::Bench(args) => magpie_bench::cli::run(args),
         Command::Try(args) => magpie_bench::trial::run(args),
@@ -39,12 +57,28 @@ fn main() -> ExitCode {
         Command::Man => magpie_manual::write(Arguments::command(), "1", &mut std::io::stdout())
             .map(|()| 0)
             .map_err(Into::into),
-    };
-    match result {
-        Ok(code) => ExitCode::from(code),
-        Err(error) => {
-            eprintln!("magpie: {error:#}");
-            ExitCode::FAILURE
-        }
     }
+}
+
+/// What `act` returns, or nothing if nobody reads its output any longer, as behind `| head`.
+/// `println!` then panics, and that is good: it ends guests and restores the host on its way, which
+/// SIGPIPE would not. Only its message would tell users nothing.
+fn unless_pipe_closes<T>(act: impl FnOnce() -> T + UnwindSafe) -> Option<T> {
+    let report = panic::take_hook();
+    panic::set_hook(Box::new(move |panicked| {
+        if !is_closed_pipe(panicked.payload()) {
+            report(panicked);
+        }
+    }));
+    match panic::catch_unwind(act) {
+        Ok(result) => Some(result),
+        Err(payload) if is_closed_pipe(&*payload) => None,
+        Err(payload) => panic::resume_unwind(payload),
+    }
+}
+
+/// Whether the panic is `println!`'s of a closed pipe.
+fn is_closed_pipe(payload: &(dyn Any + Send)) -> bool {
+    let message = payload.downcast_ref::<String>();
+    message.is_some_and(|text| text.starts_with("failed printing to stdout: Broken pipe"))
 }

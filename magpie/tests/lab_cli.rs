@@ -26,6 +26,19 @@ fn an_unknown_machine_lists_the_known_ones() {
 }
 
 #[test]
+fn a_closed_pipe_ends_it_quietly() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_magpie"))
+        .args(["lab", "machines"])
+        .stdout(writer)
+        .output()
+        .expect("magpie runs");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!(output.status.code(), Some(141));
+}
+
+#[test]
 fn a_malformed_machine_says_where() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("my.toml");
