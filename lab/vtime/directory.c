@@ -189,7 +189,7 @@ static enum source dearer(enum source a, enum source b)
 /* Return the source of a line that no other core has to give up. */
 static enum source from_llc_or_memory(const struct core *core, uint32_t line)
 {
-	return cache_use(&llcs[core->llc], line) ? FROM_LLC : memory_home(core, line);
+	return cache_use(&llcs[core->llc], line) ? FROM_LLC : home_source(core, line);
 }
 
 /* Return true if another core, or another LLC, has a copy. @bits: the cores to ask. */
@@ -242,7 +242,7 @@ static enum source fetch_from_owner(struct core *core, struct core *owner, uint3
 	else if (in_its_llc)
 		source = owner->llc == core->llc ? FROM_LLC : core_distance(core, owner);
 	else
-		source = memory_home(core, line);
+		source = home_source(core, line);
 	if (write && owner->llc != core->llc)
 		cache_remove(&llcs[owner->llc], line);
 
@@ -314,8 +314,8 @@ static void fill_l2(struct core *core, uint32_t line, uint32_t flags)
 }
 
 /*
- * Put a line into L1 or L1I. A hit in a front does not reach the cache, so a line that a front knows
- * has a second chance: only if it is not used again, it is the next victim.
+ * Put a line into L1 or L1I. A hit in a front does not reach the cache, so a line that a front
+ * knows has a second chance: only if it is not used again, it is the next victim.
  */
 static void fill_l1(struct core *core, struct cache *l1, uint32_t line, uint32_t flags,
 		    bool (*forget)(struct core *, uint32_t))
@@ -363,7 +363,7 @@ void directory_init(void)
 
 	nr_cores = o->nr_llcs * llc_cores;
 	cores = memory_zeroed(nr_cores * sizeof(*cores));
-	directory = memory_zeroed((memory_top() >> LINE_SHIFT) * sizeof(*directory));
+	directory = memory_zeroed((home_top() >> LINE_SHIFT) * sizeof(*directory));
 	for (unsigned int llc = 0; llc < o->nr_llcs; llc++)
 		cache_init(&llcs[llc], o->llc_kib * 1024, o->llc_ways);
 	for (unsigned int i = 0; i < nr_cores; i++) {

@@ -119,7 +119,7 @@ void fetch_watch(struct qemu_plugin_tb *tb, qemu_plugin_u64 front)
 		if (vaddr <= begin || vaddr % PAGE_BYTES == 0)
 			page = cpu_get_phys_page_debug(self->cpu, vaddr & -PAGE_BYTES);
 		/* Else it is no memory, or not mapped any more. */
-		if (page < memory_top())
+		if (page < home_top())
 			watch_line(tb, front, (page + vaddr % PAGE_BYTES) >> LINE_SHIFT);
 	}
 }

@@ -91,54 +91,7 @@ struct cpu_memory {
 
 static struct cpu_memory cpus[MAX_VCPUS];
 static uint64_t latency_ps[NR_SOURCES];
-static uint64_t node_bytes, ps_per_kib;
-
-/*
- * QEMU's q35 machine has all memory below 4 GiB if it is less than MOST_LOW. Of more
- * memory, LOW_OF_MORE is there and the rest above 4 GiB.
- */
-#define GIB (1ULL << 30)
-#define MOST_LOW (0xb0000000ULL)
-#define LOW_OF_MORE (2 * GIB)
-
-static uint64_t ram_bytes(void)
-{
-	return (uint64_t)memory_options.ram_mib << 20;
-}
-
-/* Return how much memory is below 4 GiB. */
-static uint64_t low_bytes(void)
-{
-	if (ram_bytes() >= MOST_LOW)
-		return LOW_OF_MORE;
-	return ram_bytes();
-}
-
-/* The end of guest-physical memory. */
-uint64_t memory_top(void)
-{
-	return ram_bytes() > low_bytes() ? 4 * GIB + ram_bytes() - low_bytes() : ram_bytes();
-}
-
-/* Return the node whose memory has the line. */
-static unsigned int home_node(uint32_t line)
-{
-	uint64_t address = (uint64_t)line << LINE_SHIFT;
-	unsigned int node;
-
-	if (address >= 4 * GIB)
-		address -= 4 * GIB - low_bytes();
-	node = address / node_bytes;
-	if (node >= memory_options.nr_nodes)
-		node = memory_options.nr_nodes - 1;
-	return node;
-}
-
-/* Return whether the memory of the core's own node or of another one has the line. */
-enum source memory_home(const struct core *core, uint32_t line)
-{
-	return home_node(line) == core->node ? FROM_DRAM : FROM_REMOTE_DRAM;
-}
+static uint64_t ps_per_kib;
 
 struct core *memory_core(unsigned int index)
 {
@@ -376,7 +329,7 @@ __attribute__((noinline)) static void look_up(unsigned int index, uint32_t info,
 	if (!where || qemu_plugin_hwaddr_is_io(where))
 		return;
 	address = qemu_plugin_hwaddr_phys_addr(where);
-	if (address >= memory_top())
+	if (address >= home_top())
 		return;
 	line = address >> LINE_SHIFT;
 	memory_wait(index, WAIT_WALK, tlb_walk_ps(index, vaddr, address, space_of(c, vaddr)));
@@ -610,7 +563,6 @@ void memory_init(void)
 		return;
 	for (int s = 0; s < NR_SOURCES; s++)
 		latency_ps[s] = o->ns[s] * 1000;
-	node_bytes = ram_bytes() / o->nr_nodes;
 	ps_per_kib = 1024 * 1000 / o->string_bytes_per_ns;
 	directory_init();
 	contention_init();

@@ -4,6 +4,7 @@
  *
  *	insn.c		which instructions are strings, are locked, or change the address space
  *	memory.c	an access of translated code: is it free, and if not, what does it cost?
+ *	home.c		which node's memory has a line
  *	directory.c	coherence: which core or memory serves a line that L1 lacks
  *	cache.c		one cache: sets, ways, the least recently used line
  *	fetch.c		lines of code: is one in L1I, and if not, what does it cost?
@@ -162,13 +163,16 @@ bool fetch_is_on(void);
 bool code_front_forget(struct core *core, uint32_t line);
 void fetch_watch(struct qemu_plugin_tb *tb, qemu_plugin_u64 front);
 
+/* home.c */
+uint64_t home_top(void);
+unsigned int home_node(uint32_t line);
+enum source home_source(const struct core *core, uint32_t line);
+
 /* memory.c */
 struct core *memory_core(unsigned int index);
 unsigned int memory_thread(unsigned int index);
 void memory_charge_code(unsigned int index, uint32_t line, enum source source, double share);
 void memory_wait(unsigned int index, enum source cause, uint64_t ps);
-enum source memory_home(const struct core *core, uint32_t line);
-uint64_t memory_top(void);
 uint64_t memory_transfer_ps(unsigned int to, unsigned int from);
 
 /* insn.c */

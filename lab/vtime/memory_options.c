@@ -117,7 +117,7 @@ const char *memory_fault(void)
 		return "memory=1: llc_kib must be a multiple of 16 times llc_ways";
 	if (o->tlb_entries && (o->tlb_ways < 1 || o->tlb_entries < o->tlb_ways))
 		return "memory=1: the TLB is smaller than one set";
-	if (memory_top() >> LINE_SHIFT > MAX_LINES)
+	if (home_top() >> LINE_SHIFT > MAX_LINES)
 		return "memory=1 takes at most 30 GiB of guest memory";
 	return NULL;
 }

@@ -46,6 +46,7 @@ sources!(
     "span.c",
     "memory.c",
     "memory_options.c",
+    "home.c",
     "contention.c",
     "bandwidth.c",
     "mode.c",
