@@ -7,9 +7,10 @@
  * a wakeup looks at its previous CPU and at two others of the LLC, drawn anew each time: nobody
  * maintains a sum that all CPUs would write, and wakers do not converge.
  *
- *   does the task preempt on its previous CPU? --yes--> there
+ *   previous CPU: nobody waits, and the running task is expected to sleep soon,
+ *   or no more tasks wait than on the CPUs of the LLC on average? --yes--> there
  *        | no
- *   nobody waits there, and the running task is expected to sleep soon? --yes--> there
+ *   does the task preempt there? --yes--> there
  *        | no
  *   two drawn CPUs of the LLC: does the task preempt there, does nobody wait,
  *   or do at least two fewer tasks? --yes--> there
@@ -17,15 +18,20 @@
  *   previous CPU
  *
  * Without this part a task waits behind all that wait for its previous CPU, until another CPU has
- * nothing at all to do and steals it. Beside a build on 8 CPUs, a thread that wakes every 2.7 ms was
- * then 3.2 ms late in the 99th percentile; with this part it is 0.3 ms (medians of four runs).
+ * nothing at all to do and steals it. Beside a build on 8 CPUs, a thread that wakes every 2.7 ms
+ * was then 3.2 ms late in the 99th percentile; with this part it is 0.3 ms (medians of four runs).
  *
  * With one drawn queue a wakeup cost 160 instructions less, but four clients beside a build waited
  * for 0.96 of EEVDF's 99th percentile, with two for 0.77 (three runs).
  *
- * The kernel counts the runnable tasks of each runqueue, so a length is one load. When only the bits
- * of the overloaded map were compared, a task stayed wherever all CPUs had waiting tasks, behind
- * however many.
+ * The average is asked first because it costs two loads: among 64 threads of services on 8 CPUs the
+ * choice takes 265 instructions of a wakeup, without that question 465 and a call for a random
+ * number. It says nothing of a CPU on which nobody waits: asked there too, the thread beside a build
+ * was as late as without this part.
+ *
+ * The kernel counts the runnable tasks of each runqueue, so a length is one load. When only the
+ * bits of the overloaded map were compared, a task stayed wherever all CPUs had waiting tasks,
+ * behind however many.
  *
  * What it does not do: leave the LLC, tell tasks that a cgroup's quota parks from those that wait
  * (where some wait), or move for one task fewer. With moves for one task fewer, requests of 16
@@ -40,23 +46,47 @@ const volatile bool queue_choice_enabled = true;
 #define QUEUES_DRAWN 2
 _Static_assert(QUEUES_DRAWN <= 2, "a random number has two halves");
 
+/* 2^64 over the golden ratio: products spread over all upper bits (Knuth, TAOCP 3, 6.4). */
+#define GOLDEN_RATIO_64 0x9e3779b97f4a7c15ULL
+
 /* By how many tasks a queue with waiting tasks must be shorter. */
 #define FEWER_TO_JOIN 2
 
 /*
- * Return how many tasks run on a CPU before a woken one that would be due @after the clock, at most: 0
- * if it preempts, else the running one, those that wait, and one of a higher class. Reads, calls
- * nothing.
+ * How many tasks a woken one finds on a CPU: the running one, those that wait, and one of a higher
+ * class. Reads, calls nothing.
  */
-static __always_inline u32 tasks_before(const struct task_struct *p, const struct task_state *ts,
-					u64 after, u64 now, s32 cpu)
+static __always_inline u32 nr_tasks_on(s32 cpu)
 {
 	const struct cpu_state *state = state_of(cpu);
 
-	if (should_preempt(p, ts, clock_of(cpu) + after, now, state))
-		return 0;
-
 	return (has_queued(state) ? nr_runnable(cpu) : 1) + READ_ONCE(state->has_no_tick);
+}
+
+/*
+ * Return whether a CPU's queue is as good as others will be: the running task will sleep soon and
+ * nobody waits, or no more tasks wait than on the CPUs of the LLC on average. A queue behind a task
+ * of a higher class is not.
+ */
+static __always_inline bool is_good_queue(u32 tasks, s32 cpu)
+{
+	const struct cpu_state *state = state_of(cpu);
+
+	if (tasks <= 1)
+		return READ_ONCE(state->sleeps_soon);
+
+	return !READ_ONCE(state->has_no_tick) &&
+	       (tasks - 1) * llc_of(topology_of(cpu)->llc)->size <=
+		       READ_ONCE(llc_state_of(cpu)->waiting);
+}
+
+/* Return whether a woken task that joins with @lag and asks for @wanted would preempt on a CPU. */
+static __always_inline bool preempts_on(const struct task_struct *p, const struct task_state *ts,
+					s64 lag, u64 wanted, u64 now, s32 cpu)
+{
+	u64 start = clock_of(cpu) - lag;
+
+	return should_preempt(p, ts, start, start + wanted, now, state_of(cpu));
 }
 
 /* Return whether a queue is worth leaving another one for: nobody waits, or two tasks fewer. */
@@ -81,20 +111,25 @@ static __always_inline u32 draw_other(s32 cpu, u32 random)
 __noinline s32 choose_queue(struct task_struct *p __arg_trusted,
 			    const struct task_state *ts __arg_nonnull, s32 previous, u64 now)
 {
-	u64 after = request(ts) - lag_when_woken(ts);
-	u32 there = tasks_before(p, ts, after, now, previous);
+	u32 there = nr_tasks_on(previous);
 	u32 fewest = there;
 	s32 chosen = previous;
-	u32 random;
+	u64 wanted, random;
+	s64 lag;
 
-	if (!there || is_pinned(p) || (there == 1 && READ_ONCE(state_of(previous)->sleeps_soon)))
+	if (is_good_queue(there, previous) || is_pinned(p))
 		return previous;
 
-	/* A plain loop over the halves of one number: iterators and numbers cost calls. */
-	random = bpf_get_prandom_u32();
+	lag = lag_when_woken(ts);
+	wanted = request(ts);
+	if (preempts_on(p, ts, lag, wanted, now, previous))
+		return previous;
+
+	/* The upper bits of a hash: the kernel's random numbers cost a call. */
+	random = (now ^ p->pid) * GOLDEN_RATIO_64 >> 32;
 	for (u32 i = 0; i < QUEUES_DRAWN; i++, random >>= 16) {
 		u32 drawn = draw_other(previous, random & 0xffff);
-		u32 tasks = tasks_before(p, ts, after, now, drawn);
+		u32 tasks = preempts_on(p, ts, lag, wanted, now, drawn) ? 0 : nr_tasks_on(drawn);
 
 		if (tasks < fewest && is_worth_joining(tasks, there) && may_place(p, drawn) &&
 		    is_usable(drawn)) {

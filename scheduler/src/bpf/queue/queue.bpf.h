@@ -22,21 +22,22 @@
  *
  * A woken task preempts the running one if the woken task's deadline is earlier. The running task's
  * deadline counts from when it began to run. Once it has run for a slice, its next deadline counts,
- * one request later (EEVDF: a request that is fulfilled is followed by a new one). So a CPU-bound or SCHED_IDLE task, which asked for two slices, is preempted at any time,
- * and any other task of the same weight only after a slice: until then it will probably sleep soon
- * by itself. The kernel looks at slices at ticks only, and would see the end of a slice of 3 ms up
- * to 4 ms late. A waker compares times.
+ * one request later (EEVDF: a request that is fulfilled is followed by a new one). So a CPU-bound
+ * or SCHED_IDLE task, which asked for two slices, is preempted at any time, and any other task of
+ * the same weight only after a slice: until then it will probably sleep soon by itself. The kernel
+ * looks at slices at ticks only, and would see the end of a slice of 3 ms up to 4 ms late. A waker
+ * compares times.
  *
  * Where no other task waits, the shorter task runs first (shortest remaining time first, Schrage,
- * Operations Research 1968, as far as it can be guessed): a woken task whose vruntime is behind that
- * of the running one also preempts a task that will probably run for more than MUCH_SHORTER of the
- * woken one's average bursts: until twice its own average burst, or, if it is past that, for as long
- * again as it is past it.
+ * Operations Research 1968, as far as it can be guessed): a woken task whose vruntime is behind
+ * that of the running one also preempts a task that will probably run for more than MUCH_SHORTER of
+ * the woken one's average bursts: until twice its own average burst, or, if it is past that, for as
+ * long again as it is past it.
  *
  * Otherwise a thread that must run on one CPU waits there for up to a slice each time, while a task
  * is in the first 64 ms of a long burst. Beside 16 hogs that had just slept, on 16 CPUs, such a
- * thread was 2.5 times as late as under EEVDF on average, and with this rule 0.8 times. Where others
- * wait, deadlines decide, because a preempted task would wait behind all of them.
+ * thread was 2.5 times as late as under EEVDF on average, and with this rule 0.8 times. Where
+ * others wait, deadlines decide, because a preempted task would wait behind all of them.
  *
  * Among tasks that sleep, the request depends neither on how a task is woken nor on how short its
  * bursts are, and sleep earns no lag. With requests as short as bursts, or with lag for sleep, the
@@ -47,7 +48,8 @@
  *
  * This file is the only one that inserts into a CPU's queue. A task is queued on the CPU of its
  * runqueue. If that CPU idles, the kernel then reschedules it under the runqueue lock, so no kick
- * is needed and none can be lost. queue_elsewhere() and move_to_queue() are the exceptions: they kick.
+ * is needed and none can be lost. queue_elsewhere() and move_to_queue() are the exceptions: they
+ * kick.
  *
  * What it does not do: order real-time tasks. The kernel places and orders them.
  */
@@ -60,9 +62,9 @@ const volatile bool preempt_enabled = true;
 const volatile bool shorter_first_enabled = true;
 
 /*
- * A woken task is much shorter than the running one if that may run for this many of the woken one's
- * average bursts. Not 1: to preempt one of many equal tasks, a database's workers for example, delays
- * it and gains nothing.
+ * A woken task is much shorter than the running one if that may run for this many of the woken
+ * one's average bursts. Not 1: to preempt one of many equal tasks, a database's workers for
+ * example, delays it and gains nothing.
  */
 #define MUCH_SHORTER 8
 
@@ -117,9 +119,10 @@ static __always_inline void note_queue_empty(struct cpu_state *state)
 
 /*
  * A task was taken out of the CPU's queue: return whether none is left. The caller holds the
- * runqueue's lock, so its count says so, unless tasks of other runqueues wait: it has the taken task,
- * and @prev as long as that is runnable. It also has tasks that are parked, or in the CPU's local
- * queue: these are taken for some that wait, until is_still_first() or a dispatch asks the kernel.
+ * runqueue's lock, so its count says so, unless tasks of other runqueues wait: it has the taken
+ * task, and @prev as long as that is runnable. It also has tasks that are parked, or in the CPU's
+ * local queue: these are taken for some that wait, until is_still_first() or a dispatch asks the
+ * kernel.
  */
 static __always_inline bool is_queue_empty_now(const struct cpu_state *state, s32 cpu,
 					       const struct task_struct *prev)
@@ -171,8 +174,8 @@ static __always_inline void kick_queue(const struct task_struct *p, s32 cpu)
 }
 
 /*
- * Queue a task on another CPU than that of its runqueue, because its own is withheld or offline. The
- * kernel reschedules only the runqueue's CPU, so kick this one.
+ * Queue a task on another CPU than that of its runqueue, because its own is withheld or offline.
+ * The kernel reschedules only the runqueue's CPU, so kick this one.
  */
 static __always_inline void queue_elsewhere(struct task_struct *p, struct task_state *ts, s32 cpu,
 					    u64 enq_flags)
@@ -236,8 +239,8 @@ static __always_inline void kick_searcher(s32 idle, u32 hint)
 
 /*
  * Estimate the running task's vruntime @now, as if its weight were that of nice 0 and it had begun
- * at the clock, so that a waker reads this line only. Of a task that was pulled here the estimate is
- * too large, by what the task is behind the clock.
+ * at the clock, so that a waker reads this line only. Of a task that was pulled here the estimate
+ * is too large, by what the task is behind the clock.
  */
 static __always_inline u64 estimate_vruntime(const struct cpu_state *state, u64 now)
 {
@@ -245,30 +248,31 @@ static __always_inline u64 estimate_vruntime(const struct cpu_state *state, u64 
 }
 
 /*
- * Return whether a task woken @now that is due at @due goes first because it is much shorter than
- * the running one, which has had more than the woken one. A task that is past its usual burst is
- * expected to run for as long again as it is past it: the longer, the longer still.
+ * Return whether a task woken @now that joins at vruntime @start goes first because it is much
+ * shorter than the running one, which has had more than the woken one. A task that is past its usual
+ * burst is expected to run for as long again as it is past it: the longer, the longer still.
  */
-static __always_inline bool is_shorter(const struct task_state *ts, u64 due, u64 now,
+static __always_inline bool is_shorter(const struct task_state *ts, u64 start, u64 now,
 				       const struct cpu_state *state)
 {
 	s64 rest = READ_ONCE(state->sleeps_by) - now;
 	u64 left = rest < 0 ? -rest : rest;
 
 	if (!shorter_first_enabled || !ts->avg_burst || has_queued(state) ||
-	    is_before(estimate_vruntime(state, now), due - request(ts)))
+	    is_before(estimate_vruntime(state, now), start))
 		return false;
 
 	return left > MUCH_SHORTER * ts->avg_burst;
 }
 
 /*
- * Return true if a task woken @now that is due at @due should run before the running task, and that
- * may be preempted (@state->deadline is not 0). Woken SCHED_BATCH and SCHED_IDLE tasks preempt no
- * task, as in the kernel.
+ * Return true if a task woken @now that joins at vruntime @start and is due at @due should run
+ * before the running task, and that may be preempted (@state->deadline is not 0). Woken SCHED_BATCH
+ * and SCHED_IDLE tasks preempt no task, as in the kernel.
  */
 static __always_inline bool should_preempt(const struct task_struct *p, const struct task_state *ts,
-					   u64 due, u64 now, const struct cpu_state *state)
+					   u64 start, u64 due, u64 now,
+					   const struct cpu_state *state)
 {
 	u64 deadline = READ_ONCE(state->deadline);
 	u64 request = deadline - READ_ONCE(state->clock);
@@ -282,7 +286,7 @@ static __always_inline bool should_preempt(const struct task_struct *p, const st
 	if (is_before(due, deadline + request) && is_before(READ_ONCE(state->slice_ends), now))
 		return true;
 
-	return is_shorter(ts, due, now, state);
+	return is_shorter(ts, start, now, state);
 }
 
 /* Keep wakeups from preempting the task that runs on a CPU. */
@@ -296,7 +300,7 @@ static __always_inline void forbid_preemption(struct cpu_state *state)
 static __always_inline bool preempt_for(struct task_struct *p, const struct task_state *ts,
 					struct cpu_state *state, u64 now, u64 enq_flags)
 {
-	if (!should_preempt(p, ts, deadline_of(ts), now, state))
+	if (!should_preempt(p, ts, ts->vruntime, deadline_of(ts), now, state))
 		return false;
 
 	/* Only once: the next woken task would wait behind this one in the local queue. */
