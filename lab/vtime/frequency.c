@@ -2,10 +2,10 @@
 /*
  * Frequencies: the guest's kernel makes a CPU slower and faster.
  *
- * The kernel's own driver for Intel CPUs without hardware-managed states (intel_pstate in its passive
- * mode, under the governor schedutil) asks for a ratio, which is a multiple of 100 MHz, and counts
- * cycles to know at which frequency a CPU ran. It does both by model-specific registers that QEMU
- * does not have. So their instructions are found when a block is translated:
+ * The kernel's own driver for Intel CPUs without hardware-managed states (intel_pstate in its
+ * passive mode, under the governor schedutil) asks for a ratio, which is a multiple of 100 MHz, and
+ * counts cycles to know at which frequency a CPU ran. It does both by model-specific registers that
+ * QEMU does not have. So their instructions are found when a block is translated:
  *
  *	wrmsr IA32_PERF_CTL	the CPU's request; it holds transition_ns later
  *	rdmsr of one of these	the plugin answers, and QEMU goes on behind the instruction:
@@ -40,8 +40,8 @@
  * machine (lab/src/vtime.rs).
  *
  * What it does not do: take power or heat into account, lower the highest frequency when many cores
- * are busy, or tell the guest of a change. A CPU that keeps busy by work.c takes a change at its next
- * interrupt. The rest of the block in which a register is read counts twice.
+ * are busy, or tell the guest of a change. A CPU that keeps busy by work.c takes a change at its
+ * next interrupt. The rest of the block in which a register is read counts twice.
  */
 #include <inttypes.h>
 #include <stdio.h>

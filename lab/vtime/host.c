@@ -20,18 +20,19 @@
  *
  * A vCPU may come next if its lag is not negative, and of those the one with the earliest deadline
  * does: the time at which its request, a slice, would be done if it executed by its share alone. A
- * vCPU that wakes and would come next preempts one that has had more than its share. The lags of all
- * that want to execute are zero together, so nobody owes for time that nobody else wanted. A vCPU
- * that sleeps keeps what it is owed, up to a slice, and does not get more by that. What it owes
- * shrinks as if it waited.
+ * vCPU that wakes and would come next preempts one that has had more than its share. The lags of
+ * all that want to execute are zero together, so nobody owes for time that nobody else wanted. A
+ * vCPU that sleeps keeps what it is owed, up to a slice, and does not get more by that. What it
+ * owes shrinks as if it waited.
  *
  * Shares: each guest has a weight, as a virtual machine in a cgroup of its own has in cpu.weight.
- * The vCPUs of a guest that want to execute divide it, so a guest with few of them gets no less than
- * one with many, up to a physical CPU for each. Without cgroups= each vCPU has the whole weight.
+ * The vCPUs of a guest that want to execute divide it, so a guest with few of them gets no less
+ * than one with many, up to a physical CPU for each. Without cgroups= each vCPU has the whole
+ * weight.
  *
- * What it does not do: say which physical CPU wakes or preempts (all vCPUs are in one queue, as after
- * perfect balancing), charge a switch between vCPUs, or tell the guest: it sees no steal time. The
- * report has the truth.
+ * What it does not do: say which physical CPU wakes or preempts (all vCPUs are in one queue, as
+ * after perfect balancing), charge a switch between vCPUs, or tell the guest: it sees no steal
+ * time. The report has the truth.
  *
  * All functions are called under the lock of wakeup.c. vCPUs that leave or wake while a main loop
  * works do so in any order, so nothing here but settle() depends on what the others do.
@@ -61,8 +62,8 @@ static double deadline(const struct vcpu *v)
 }
 
 /*
- * Divide the physical CPUs among the vCPUs that take part, by the weights of their guests. No vCPU can
- * use more than one: what it leaves is the others'.
+ * Divide the physical CPUs among the vCPUs that take part, by the weights of their guests. No vCPU
+ * can use more than one: what it leaves is the others'.
  */
 static void divide(void)
 {

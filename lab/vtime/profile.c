@@ -129,8 +129,8 @@ static void write_vcpu(FILE *f, unsigned int index)
 }
 
 /*
- * Write all places to the file of the option. It stays empty until all vCPUs have started: with each
- * new one QEMU may move the counts.
+ * Write all places to the file of the option. It stays empty until all vCPUs have started: with
+ * each new one QEMU may move the counts.
  */
 void profile_write(void)
 {

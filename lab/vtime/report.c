@@ -114,8 +114,8 @@ static void write_span(FILE *f)
 
 /*
  * Write the report to the file of the option, or to standard error. @end says why: "running" (the
- * lab asked for it), "exit", "mark" (the end mark of a seed), "over" (the other guests of a host have
- * ended) or "hang".
+ * lab asked for it), "exit", "mark" (the end mark of a seed), "over" (the other guests of a host
+ * have ended) or "hang".
  */
 void report_write(const char *end)
 {

@@ -544,9 +544,9 @@ static void expect_main(void)
 
 /*
  * The main loop is about to wait in ppoll() until @deadline_ns. A turn that was given before may go
- * on for longer than that: a vCPU that executes alone has a turn until the timer that was next then,
- * and may have set an earlier one since. Its turn is shortened, or it would pass the earlier timer by
- * up to a tick.
+ * on for longer than that: a vCPU that executes alone has a turn until the timer that was next
+ * then, and may have set an earlier one since. Its turn is shortened, or it would pass the earlier
+ * timer by up to a tick.
  */
 void turn_main_waits(int64_t deadline_ns)
 {

@@ -17,10 +17,10 @@
  *	memory-check syscall CPU CALLS		the shortest system call
  *	memory-check code CPU random|straight KIB	a jump from line to line of code
  *
- * Each line of output is one figure in nanoseconds, in the order of the arguments:
- * of one load, of one compare-and-swap, of one string instruction, of one addition of
- * each CPU, of one system call, of one jump. The triad's is in bytes per nanosecond, of all CPUs together. Exits with 2
- * for wrong usage.
+ * Each line of output is one figure in nanoseconds, in the order of the arguments: of one load, of
+ * one compare-and-swap, of one string instruction, of one addition of each CPU, of one system call,
+ * of one jump. The triad's is in bytes per nanosecond, of all CPUs together. Exits with 2 for wrong
+ * usage.
  */
 #define _GNU_SOURCE
 #include <pthread.h>

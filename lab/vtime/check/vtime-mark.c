@@ -31,8 +31,8 @@ static unsigned int number_of_now(void)
 #define TICKS_PER_NS 2
 
 /*
- * Wait until the run is that old. All guests of a host then begin at one time. Their own clocks differ
- * by what each had of the host before its kernel set its clock.
+ * Wait until the run is that old. All guests of a host then begin at one time. Their own clocks
+ * differ by what each had of the host before its kernel set its clock.
  */
 static int begin_at(const char *seconds)
 {

@@ -8,9 +8,9 @@
  *
  * The kernel itself adds up how long each task waits, also across migrations. So one program on one
  * tracepoint is enough, and it measures under every scheduler. It costs nothing while no one
- * watches, and little on a busy machine: of all waits, one in (mask + 1) is measured, and user space
- * chooses the mask. It counts on the CPU's own line; user space adds the CPUs up. A task that the
- * kernel has no memory for at this moment is not counted.
+ * watches, and little on a busy machine: of all waits, one in (mask + 1) is measured, and user
+ * space chooses the mask. It counts on the CPU's own line; user space adds the CPUs up. A task that
+ * the kernel has no memory for at this moment is not counted.
  */
 #include <vmlinux.h>
 #include <bpf/bpf_helpers.h>
@@ -19,8 +19,8 @@
 char _license[] SEC("license") = "GPL";
 
 /*
- * latency.rs has the same numbers. A histogram has SUBSLOTS slots for each power of two nanoseconds,
- * so a slot ends at most an eighth above its beginning. The last one begins at 16 s.
+ * latency.rs has the same numbers. A histogram has SUBSLOTS slots for each power of two
+ * nanoseconds, so a slot ends at most an eighth above its beginning. The last one begins at 16 s.
  */
 #define SUBSLOT_BITS 3
 #define SUBSLOTS (1 << SUBSLOT_BITS)

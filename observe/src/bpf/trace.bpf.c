@@ -8,9 +8,10 @@
  *   functions of scx_magpie      decisions; only where a running scx_magpie has these functions
  *
  * The second group attaches to functions that the scheduler has anyway: the kernel patches a call
- * into a function's first instruction (fentry, fexit), and takes it out at the end. So the scheduler
- * needs no hook, and costs nothing while no one traces. User space names the programs to attach to,
- * see trace/scheduler.rs. The programs of a scheduler have no functions in common: each has a copy.
+ * into a function's first instruction (fentry, fexit), and takes it out at the end. So the
+ * scheduler needs no hook, and costs nothing while no one traces. User space names the programs to
+ * attach to, see trace/scheduler.rs. The programs of a scheduler have no functions in common: each
+ * has a copy.
  *
  * The functions of a decision run on one CPU with interrupts off. struct scratch collects what they
  * tell until the last of them returns.

@@ -57,10 +57,10 @@
  */
 
 /*
- * libbpf cannot tell the version of a kernel such as 7.3-cloud-amd64, which has no third number, and
- * loads no object that asks for it. The headers ask in is_migration_disabled(): is the kernel older
- * than 6.18? A weak option that no kernel has is 0, so the answer is yes, and the header then uses
- * what it found out by a trial, which this program does not make.
+ * libbpf cannot tell the version of a kernel such as 7.3-cloud-amd64, which has no third number,
+ * and loads no object that asks for it. The headers ask in is_migration_disabled(): is the kernel
+ * older than 6.18? A weak option that no kernel has is 0, so the answer is yes, and the header then
+ * uses what it found out by a trial, which this program does not make.
  */
 #define LINUX_KERNEL_VERSION CONFIG_MAGPIE_KERNEL_VERSION
 extern int CONFIG_MAGPIE_KERNEL_VERSION __attribute__((section(".kconfig"), weak));

@@ -86,9 +86,9 @@ static __always_inline void set_pace(struct cpu_state *state, s32 cpu, u64 pace)
 }
 
 /*
- * The CPU goes idle: its pace says nothing of what the next tasks will get. The pace of an LLC where
- * a light task had run alone was wrong for a quarter of a second, and the LLC pulled tasks for that
- * long.
+ * The CPU goes idle: its pace says nothing of what the next tasks will get. The pace of an LLC
+ * where a light task had run alone was wrong for a quarter of a second, and the LLC pulled tasks
+ * for that long.
  */
 static __always_inline void forget_pace(struct cpu_state *state, s32 cpu)
 {
@@ -148,12 +148,12 @@ static __always_inline bool is_lighter(const struct balance_round *round, u32 vi
 }
 
 /*
- * Return whether a CPU's tasks get less than ours, whose clock is at @clock and further behind than any
- * considered so far. Clocks that are further apart than a task's largest lag say nothing: those of CPUs
- * that idled for a moment are, in an LLC of light tasks alone, which move no clock of an LLC. Then the
- * paces decide. A nice 0 hog beside 16 of nice 5 on 8 CPUs should have more than one CPU by its weight,
- * so its clock falls behind for ever; when such clocks did not count, neighbours left it one of
- * their hogs for good, and it had 0.76 of a CPU.
+ * Return whether a CPU's tasks get less than ours, whose clock is at @clock and further behind than
+ * any considered so far. Clocks that are further apart than a task's largest lag say nothing: those
+ * of CPUs that idled for a moment are, in an LLC of light tasks alone, which move no clock of an
+ * LLC. Then the paces decide. A nice 0 hog beside 16 of nice 5 on 8 CPUs should have more than one
+ * CPU by its weight, so its clock falls behind for ever; when such clocks did not count, neighbours
+ * left it one of their hogs for good, and it had 0.76 of a CPU.
  */
 static __always_inline bool gets_less(const struct balance_round *round, u32 victim, u64 clock)
 {

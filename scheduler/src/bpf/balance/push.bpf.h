@@ -78,9 +78,9 @@ static __always_inline bool is_same_affinity(const struct affinity *one,
  * before the kick; otherwise thousands of kicked CPUs would find no task that they may run. Returns
  * whether any task may run elsewhere.
  *
- * A search that finds no idle CPU looks at all idle CPUs that the task may not use. So the next task
- * with the same affinity makes none: with 40 tasks in a cpuset of 2 CPUs, each tick searched 32
- * times.
+ * A search that finds no idle CPU looks at all idle CPUs that the task may not use. So the next
+ * task with the same affinity makes none: with 40 tasks in a cpuset of 2 CPUs, each tick searched
+ * 32 times.
  *
  * Pinned tasks are not offered. If the queue begins with more of them, and the map says that one of
  * its tasks may move, the walk goes on until it finds that task: otherwise the pinned tasks would

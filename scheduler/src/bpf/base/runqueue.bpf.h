@@ -2,8 +2,8 @@
 /*
  * runqueue.bpf.h - what the kernel's runqueue of a CPU says.
  *
- * If the caller holds the runqueue's lock (dispatch, running, update_idle, ...), the fields agree with
- * each other. nr_runnable() reads one field, so anybody may call it, and then reads the past.
+ * If the caller holds the runqueue's lock (dispatch, running, update_idle, ...), the fields agree
+ * with each other. nr_runnable() reads one field, so anybody may call it, and then reads the past.
  */
 #ifndef __MAGPIE_RUNQUEUE_BPF_H
 #define __MAGPIE_RUNQUEUE_BPF_H
@@ -31,8 +31,8 @@ static __always_inline bool is_outranked(s32 cpu)
 }
 
 /*
- * Return whether the one runnable task of ours on the CPU, which is being queued, is the only task of
- * any class there.
+ * Return whether the one runnable task of ours on the CPU, which is being queued, is the only task
+ * of any class there.
  */
 static __always_inline bool is_alone(s32 cpu)
 {

@@ -211,9 +211,9 @@ __noinline int mark_active(u32 slot)
 }
 
 /*
- * Update a cgroup's averages, and add its weight to the sum that its siblings divide by. A task that
- * became runnable on one CPU and sleeps on another while the rows are added up may make the sum
- * negative.
+ * Update a cgroup's averages, and add its weight to the sum that its siblings divide by. A task
+ * that became runnable on one CPU and sleeps on another while the rows are added up may make the
+ * sum negative.
  */
 __noinline int note_activity(u32 slot)
 {
@@ -314,8 +314,8 @@ static __always_inline void update_cgroups(u32 step, u32 from, u32 end)
 }
 
 /*
- * Go on with an update where the last call left it, for a few cgroups; whether it is complete. Each of
- * the five steps is for all cgroups.
+ * Go on with an update where the last call left it, for a few cgroups; whether it is complete. Each
+ * of the five steps is for all cgroups.
  */
 __noinline bool update_some(void)
 {
@@ -343,8 +343,8 @@ __noinline bool update_some(void)
 }
 
 /*
- * The timer's callback: from the rows of all CPUs to each cgroup's factor. An update in one go kept a
- * CPU of 64 for 4 ms beside 1000 cgroups, at 500 MIPS. So it is made in parts, each a callback.
+ * The timer's callback: from the rows of all CPUs to each cgroup's factor. An update in one go kept
+ * a CPU of 64 for 4 ms beside 1000 cgroups, at 500 MIPS. So it is made in parts, each a callback.
  */
 static int update_shares(void *map, int *key, struct share_timer *timer)
 {

@@ -3,8 +3,8 @@
  * late_ticks.bpf.h - mechanism "preferred", part: steal time where no hypervisor exposes it.
  *
  * Idea: a busy CPU has a tick every 1/CONFIG_HZ, at times that the kernel sets beforehand. A tick
- * that comes later than it was due came at a moment at which the host withheld the vCPU. How many of
- * a vCPU's ticks come late says for what part of the time the host withholds it, however long it
+ * that comes later than it was due came at a moment at which the host withheld the vCPU. How many
+ * of a vCPU's ticks come late says for what part of the time the host withholds it, however long it
  * does so at a time. How late they come does not: half of the time in slices of a quarter of a tick
  * is a tick in two, each late by an eighth.
  *
@@ -25,9 +25,9 @@
  * woken under the pipe's lock for 35 ms, while the other CPU spun on that lock.
  *
  * What it does not do: see a vCPU that the host withholds for less than LATE_NS at a time, or one
- * that was woken and waits for the host to run it. Where the vCPU's timer is late now and then while
- * the vCPU has a CPU, as in an emulator on a busy host, the estimate is too high. CPUs without ticks
- * (nohz_full) say next to nothing.
+ * that was woken and waits for the host to run it. Where the vCPU's timer is late now and then
+ * while the vCPU has a CPU, as in an emulator on a busy host, the estimate is too high. CPUs
+ * without ticks (nohz_full) say next to nothing.
  */
 #ifndef __MAGPIE_LATE_TICKS_BPF_H
 #define __MAGPIE_LATE_TICKS_BPF_H

@@ -62,10 +62,10 @@ struct {
 } monitor_timers SEC(".maps");
 
 /*
- * How often the monitor looks in each period; and at how many times preferred_settings.high since the
- * last look it asks the governor before the period is over. Otherwise a load that begins suddenly
- * would run on too many vCPUs for a whole period. Since the last look, because the idle time before
- * the load began would hide the first tenths of a second in an average over the period.
+ * How often the monitor looks in each period; and at how many times preferred_settings.high since
+ * the last look it asks the governor before the period is over. Otherwise a load that begins
+ * suddenly would run on too many vCPUs for a whole period. Since the last look, because the idle
+ * time before the load began would hide the first tenths of a second in an average over the period.
  */
 #define LOOKS 8
 #define ALARM 10
@@ -204,8 +204,8 @@ static __always_inline void apply_preferred(u32 cores, u32 power)
 }
 
 /*
- * Find tasks that wait in a CPU's queue where nobody looks, because redirect() (preferred.bpf.h) sent
- * them there at the moment of its hotplug. If the CPU went offline, the task arrived after
+ * Find tasks that wait in a CPU's queue where nobody looks, because redirect() (preferred.bpf.h)
+ * sent them there at the moment of its hotplug. If the CPU went offline, the task arrived after
  * ops.cpu_offline() had emptied the queue: this CPU then searches there. If the CPU came online and
  * idles, its kick was lost because the kernel did not yet let it dispatch: kick it again.
  */
@@ -316,8 +316,8 @@ static __always_inline bool has_worked_for_long(void)
 }
 
 /*
- * Add up all CPUs for the governor. @elapsed: since the period began, ns. Return the steal time since
- * the last look, 1/100 of a percent.
+ * Add up all CPUs for the governor. @elapsed: since the period began, ns. Return the steal time
+ * since the last look, 1/100 of a percent.
  */
 static __always_inline u32 observe(struct governor_input *input, u64 elapsed, u64 now)
 {
@@ -460,8 +460,8 @@ static int monitor(void *map, int *key, struct monitor_timer *timer)
 	preferred_status.total = input.total;
 
 	/*
-	 * If no online core is withheld, a core that comes online later is not, either. Otherwise it
-	 * would idle beside tasks that wait, until a probe.
+	 * If no online core is withheld, a core that comes online later is not, either. Otherwise
+	 * it would idle beside tasks that wait, until a probe.
 	 */
 	if (!steers || governor_next(&config, &governor, &input) >= input.total)
 		governor.cores = nr_cores;

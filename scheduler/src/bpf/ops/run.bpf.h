@@ -24,8 +24,8 @@ static __always_inline bool arrive(struct task_state *ts, s32 cpu)
 }
 
 /*
- * A task of ours has the CPU, which may have idled, searched, or been another class's: no timer waits
- * for its return, and a queue that it emptied is advertised if it has tasks after all.
+ * A task of ours has the CPU, which may have idled, searched, or been another class's: no timer
+ * waits for its return, and a queue that it emptied is advertised if it has tasks after all.
  */
 static __always_inline void settle_cpu(struct cpu_state *state)
 {

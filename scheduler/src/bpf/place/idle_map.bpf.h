@@ -56,8 +56,8 @@ static __always_inline void set_idle_bit(s32 cpu, bool is_set)
 }
 
 /*
- * Return whether the other CPUs of the core run nothing, or only SCHED_IDLE tasks, @now. Global: the
- * verifier proves the loop once.
+ * Return whether the other CPUs of the core run nothing, or only SCHED_IDLE tasks, @now. Global:
+ * the verifier proves the loop once.
  */
 __noinline bool is_alone_on_core(u32 cpu, u64 now)
 {
@@ -128,8 +128,8 @@ static __always_inline bool idle_ends_with_claim(struct cpu_state *state)
 }
 
 /*
- * A task wakes on this CPU, where it would be alone: claim the CPU for it if it idles. Returns false
- * if a waker has claimed it for another task.
+ * A task wakes on this CPU, where it would be alone: claim the CPU for it if it idles. Returns
+ * false if a waker has claimed it for another task.
  */
 static __always_inline bool take_own_cpu(struct cpu_state *state, u64 now)
 {

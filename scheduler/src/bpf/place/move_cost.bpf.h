@@ -26,9 +26,9 @@
 #define TASKS_PASSED 8
 
 /*
- * How long a woken task would wait in its LLC, where no CPU idles, ns. The first CPU of the LLC that
- * has nothing else to do steals it: if tasks sleep there all the time, so many times sooner as the
- * LLC has CPUs, after those tasks that wait already. If not, its own CPU runs it after a slice.
+ * How long a woken task would wait in its LLC, where no CPU idles, ns. The first CPU of the LLC
+ * that has nothing else to do steals it: if tasks sleep there all the time, so many times sooner as
+ * the LLC has CPUs, after those tasks that wait already. If not, its own CPU runs it after a slice.
  */
 static __always_inline u64 expected_wait(s32 cpu, u64 now)
 {
@@ -103,8 +103,8 @@ static __always_inline bool gives_up(const struct cpu_state *thief)
 }
 
 /*
- * Return whether a thief leaves a queue of another LLC, because the move would cost its task more. A
- * CPU without ticks would not offer the task again.
+ * Return whether a thief leaves a queue of another LLC, because the move would cost its task more.
+ * A CPU without ticks would not offer the task again.
  */
 static __always_inline bool refuses_far_move(struct cpu_state *thief, s32 cpu, u32 victim)
 {

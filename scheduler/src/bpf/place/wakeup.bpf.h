@@ -34,9 +34,9 @@
  *
  * A new task has no previous CPU: the search begins at its parent's, or in another LLC
  * (fork.bpf.h). On a hybrid machine a task with bursts of half a slice or more prefers a fast CPU,
- * also of another LLC if it is worth the move, but takes an idle slow one rather than wait. So does a task whose uclamp minimum is more than the
- * slowest CPU has, whatever the move costs. A task whose uclamp maximum a slow CPU
- * can give prefers none.
+ * also of another LLC if it is worth the move, but takes an idle slow one rather than wait. So does
+ * a task whose uclamp minimum is more than the slowest CPU has, whatever the move costs. A task
+ * whose uclamp maximum a slow CPU can give prefers none.
  *
  * What it does not do: move a task to its waker's LLC, as the kernel's wake_affine() does, while
  * the task's own LLC has an idle CPU.

@@ -7,8 +7,8 @@
  * have reached. A task's *lag* is clock minus vruntime: positive if the runqueue owes the task CPU
  * time, negative (a *debt*) if the task has had too much. A task that leaves a runqueue keeps its
  * lag, within bounds, and joins the next runqueue with it. So two runqueues whose clocks have
- * nothing in common can exchange tasks. Where two clocks can be compared, because the CPUs of an LLC
- * take over the furthest clock as they leave idle, the difference counts too.
+ * nothing in common can exchange tasks. Where two clocks can be compared, because the CPUs of an
+ * LLC take over the furthest clock as they leave idle, the difference counts too.
  *
  *   sleeps, wakes:  lag within [-2 slices of its weight, 0]
  *   migrates:       lag within [-1 s, 50 ms]; of a positive lag, one slice at once and the rest by
@@ -77,10 +77,10 @@ static inline s64 lag_after_sleep(s64 lag, u64 slice, u64 rate)
 
 /*
  * Return the lag with which a task joins another runqueue. @clock_lead: how far the new runqueue's
- * clock is ahead of the old one's, 0 if the two cannot be compared. With the lead the task keeps its
- * vruntime: where the clock is further, each task has had more, and a task that comes from a CPU
- * which gave less is owed the difference. The lead counts up to a bound only, because light tasks
- * that ran alone make far larger leads.
+ * clock is ahead of the old one's, 0 if the two cannot be compared. With the lead the task keeps
+ * its vruntime: where the clock is further, each task has had more, and a task that comes from a
+ * CPU which gave less is owed the difference. The lead counts up to a bound only, because light
+ * tasks that ran alone make far larger leads.
  */
 static inline s64 lag_after_move(s64 lag, s64 clock_lead)
 {

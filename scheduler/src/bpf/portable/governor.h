@@ -10,12 +10,14 @@
  *   direct  above `high` at once down to what the host gave, where three quarters of a core count
  *           as one; below `low` up by 1, 2, 4, ... while work keeps all cores in use busy
  *
- * At an alarm (monitor.bpf.h) little was seen, so `direct` then leaves as much more as may be missing in
- * the estimate: a core too many costs little until the next look, one too few costs a second.
+ * At an alarm (monitor.bpf.h) little was seen, so `direct` then leaves as much more as may be
+ * missing in the estimate: a core too many costs little until the next look, one too few costs a
+ * second.
  *
  * `direct` judges by the time in which there was work, upwards as downwards. When it went up by the
- * average of the whole period, work of a third of a second every four seconds kept the one core that an
- * unlucky first look had left it, beside a second one that the host had free: it took twice as long.
+ * average of the whole period, work of a third of a second every four seconds kept the one core
+ * that an unlucky first look had left it, beside a second one that the host had free: it took twice
+ * as long.
  *
  * Both governors probe: they use more cores for a period, because nothing else shows whether the
  * host has more to give. If the host answers with steal time, the probe has failed, and the wait
@@ -25,12 +27,12 @@
  * two answers in turn kept the wait short for ever.) So on a steady host probes become rare, and
  * the number of cores does not oscillate.
  *
- * To use fewer cores is a probe, too, because a host may divide its CPUs among busy vCPUs instead of
- * among guests: there fewer vCPUs get less. Until the host has no more steal time, `direct` therefore
- * goes down to half of what the host gave at first, but not further; and if the host gives even less
- * than that, `direct` uses as many cores as before. Half, because that much less may do for the same
- * work when no lock's holder is preempted: in hackbench, 8 vCPUs needed 1.84 times the CPU time. The
- * wait before it tries fewer again doubles as well.
+ * To use fewer cores is a probe, too, because a host may divide its CPUs among busy vCPUs instead
+ * of among guests: there fewer vCPUs get less. Until the host has no more steal time, `direct`
+ * therefore goes down to half of what the host gave at first, but not further; and if the host
+ * gives even less than that, `direct` uses as many cores as before. Half, because that much less
+ * may do for the same work when no lock's holder is preempted: in hackbench, 8 vCPUs needed 1.84
+ * times the CPU time. The wait before it tries fewer again doubles as well.
  *
  *   steal > high? --yes--> direct: less than half since it went down? --yes--> as many as before
  *        |                         | no

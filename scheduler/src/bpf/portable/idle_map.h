@@ -15,9 +15,9 @@
  *   busy again: word = busy, and the bit stays
  *   tick:       bit set? --yes--> clear it; last of its LLC? --yes--> one LLC less
  *
- * A claim is the time at which it was made. It ends when the CPU leaves idle. From CLAIM_HOLDS_NS on
- * the next waker asks the CPU to end it: otherwise a waker whose task went elsewhere would hide the CPU
- * for as long as it idles. See claim_by_word() in placement.h.
+ * A claim is the time at which it was made. It ends when the CPU leaves idle. From CLAIM_HOLDS_NS
+ * on the next waker asks the CPU to end it: otherwise a waker whose task went elsewhere would hide
+ * the CPU for as long as it idles. See claim_by_word() in placement.h.
  */
 #ifndef __MAGPIE_IDLE_MAP_H
 #define __MAGPIE_IDLE_MAP_H

@@ -19,8 +19,8 @@
 #include "average.h"
 
 /*
- * A move costs no more than that: about the time in which 16 MiB are fetched. The burst after a move
- * may be long for other reasons.
+ * A move costs no more than that: about the time in which 16 MiB are fetched. The burst after a
+ * move may be long for other reasons.
  */
 #define LARGEST_MOVE_COST_NS 1000000
 
@@ -54,8 +54,8 @@ static inline void note_next_burst(struct move_history *history, bool is_far)
 }
 
 /*
- * The task was taken to another LLC while it waited, after @ns of its burst. A burst of which a part
- * ran before the move teaches nothing.
+ * The task was taken to another LLC while it waited, after @ns of its burst. A burst of which a
+ * part ran before the move teaches nothing.
  */
 static inline void note_far_move(struct move_history *history, u64 ns)
 {

@@ -127,8 +127,8 @@ static inline bool is_perf_step(u32 target, u32 wanted, u32 capacity)
 /*
  * The performance that a CPU wants whose task is known to sleep, but has not for long: @beyond
  * longer than makes it saturated. Twice what it uses, and twice as much again for each tick of a
- * kernel of 250 Hz. An eighth of all is the least that is doubled, because few CPUs have a frequency
- * below a quarter.
+ * kernel of 250 Hz. An eighth of all is the least that is doubled, because few CPUs have a
+ * frequency below a quarter.
  */
 static inline u32 ramp_perf(u32 used, u64 beyond, u32 capacity)
 {

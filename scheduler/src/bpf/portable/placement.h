@@ -92,10 +92,10 @@ __by_includer u32 visit_idle(struct sparsemask_visit *visit);
 /*
  * Claim a CPU by its word in the idle map (idle_map.h); whether the caller may send its task there.
  * A claim lapses after a while, because its task may never come. Or the task is there, and the host
- * has taken the vCPU: a second task would wait behind it, and no CPU can take it from there, because
- * the kernel keeps a task that wakes on an idle CPU in a list of that CPU until the CPU runs. Only the
- * CPU itself knows which of the two it is, so this function renews the claim, asks the CPU, and returns
- * false.
+ * has taken the vCPU: a second task would wait behind it, and no CPU can take it from there,
+ * because the kernel keeps a task that wakes on an idle CPU in a list of that CPU until the CPU
+ * runs. Only the CPU itself knows which of the two it is, so this function renews the claim, asks
+ * the CPU, and returns false.
  */
 static inline bool claim_by_word(struct placement *at, u32 cpu, u64 *word)
 {
@@ -298,8 +298,8 @@ static inline int choose_cpu(struct placement *at, struct task_struct *task,
 		return STEP_PREVIOUS;
 
 	/*
-	 * On a busy machine one load answers for all CPUs. It misses a SCHED_IDLE task's CPU for as long
-	 * as a tick has cleared its bit: until that task runs next.
+	 * On a busy machine one load answers for all CPUs. It misses a SCHED_IDLE task's CPU for as
+	 * long as a tick has cleared its bit: until that task runs next.
 	 */
 	if (!has_any_idle())
 		return takes_wakers_place(at, task) ? STEP_WAKER : STEP_QUEUE;

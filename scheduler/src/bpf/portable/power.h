@@ -16,8 +16,8 @@
  *
  * It goes up at once, because tasks would wait, and goes down slowly, because each change moves
  * tasks. How busy the cores are says little of a load whose tasks all wake at the same moment, such
- * as those that draw a frame: only that they waited shows that the cores were too few. So the number
- * of cores that was too low is remembered, and tried again after PROBE_LOOKS.
+ * as those that draw a frame: only that they waited shows that the cores were too few. So the
+ * number of cores that was too low is remembered, and tried again after PROBE_LOOKS.
  */
 #ifndef __MAGPIE_POWER_RULE_H
 #define __MAGPIE_POWER_RULE_H

@@ -6,13 +6,14 @@
  * If it has none, the tick is late, and stands for the time between two ticks.
  *
  * Short delays do not count, because sections with interrupts off cause them, too, and because an
- * emulated timer is itself late. How late shows in the ticks of a moment at which the vCPU had a CPU:
- * the least delay of recent ones, here "punctual". From late_after() on a tick is late.
+ * emulated timer is itself late. How late shows in the ticks of a moment at which the vCPU had a
+ * CPU: the least delay of recent ones, here "punctual". From late_after() on a tick is late.
  *
  * A vCPU that is withheld for D at a time has delays from 0 to D, all equally likely. So of D only
- * D - late_after is seen, and the delays that are seen are (D + late_after) / 2 on average. That gives
- * D, and what is seen is scaled to it. On a host that is a little short D is short: with 8 vCPUs on 7
- * CPUs and slices of 2.8 ms it is 0.4 ms, because each CPU whose slice ends takes the one that waits.
+ * D - late_after is seen, and the delays that are seen are (D + late_after) / 2 on average. That
+ * gives D, and what is seen is scaled to it. On a host that is a little short D is short: with 8
+ * vCPUs on 7 CPUs and slices of 2.8 ms it is 0.4 ms, because each CPU whose slice ends takes the
+ * one that waits.
  */
 #ifndef __MAGPIE_STEAL_H
 #define __MAGPIE_STEAL_H
@@ -27,8 +28,8 @@
 
 /*
  * Return the delay of a punctual tick after one more: less at once, more by an eighth a tick, but
- * never more than 1/32 of the interval. Without that bound a host whose slices keep step with the ticks,
- * so that none of a vCPU's ticks finds it on a CPU, would look like a late timer.
+ * never more than 1/32 of the interval. Without that bound a host whose slices keep step with the
+ * ticks, so that none of a vCPU's ticks finds it on a CPU, would look like a late timer.
  */
 static inline u64 punctual_after(u64 punctual, u64 delay, u64 interval)
 {
@@ -47,8 +48,9 @@ static inline u64 late_after(u64 punctual)
 }
 
 /*
- * Return the time, ns, for which a late tick stands. @delay: how late it is. @excess: by how much more
- * than @after, late_after(), such delays are, on average of those shorter than the @interval of ticks.
+ * Return the time, ns, for which a late tick stands. @delay: how late it is. @excess: by how much
+ * more than @after, late_after(), such delays are, on average of those shorter than the @interval
+ * of ticks.
  */
 static inline u64 late_time(u64 delay, u64 excess, u64 after, u64 interval)
 {

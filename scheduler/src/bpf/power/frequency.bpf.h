@@ -37,12 +37,12 @@
  *
  * A CPU that goes idle keeps its target for a moment, because a load of 60 frames a second would
  * otherwise change it twice a frame. All idle periods since the CPU's last look count together,
- * because a real-time task causes no look: one that woke every 20 ms on an otherwise idle CPU kept a
- * target of 792 of 1024 for half a second. One timer for the machine lowers the targets of all CPUs
- * that have idled for longer. A timer for each CPU would wake each of them from deep sleep. The
- * timer is not pinned, so the kernel lets it expire on a busy CPU when it is set again by an idle
- * one. A CPU in deep sleep has no frequency of its own to lower; the CPUs that share its frequency
- * need to know.
+ * because a real-time task causes no look: one that woke every 20 ms on an otherwise idle CPU kept
+ * a target of 792 of 1024 for half a second. One timer for the machine lowers the targets of all
+ * CPUs that have idled for longer. A timer for each CPU would wake each of them from deep sleep.
+ * The timer is not pinned, so the kernel lets it expire on a busy CPU when it is set again by an
+ * idle one. A CPU in deep sleep has no frequency of its own to lower; the CPUs that share its
+ * frequency need to know.
  *
  * Each look is in the CPU's own memory; a switch between looks costs one comparison. A CPU that
  * switches without idle time does not look, because it is about to be saturated. A saturated CPU
@@ -52,7 +52,8 @@
  * The timer also writes another CPU's target. A CPU that leaves idle meanwhile reads what the
  * kernel has at its next look. Of many drivers a CPU can only set its own frequency, so the kernel
  * does not call the governor for the other CPU. That CPU sets its target at its next look, step or
- * not: without this, one that had run a hog stayed at its highest frequency while it had little to do.
+ * not: without this, one that had run a hog stayed at its highest frequency while it had little to
+ * do.
  *
  * What it does not do: choose CPUs by their frequency, or know that CPUs share one. The governor
  * takes the highest target of the CPUs that do. A real-time task that begins on an idle CPU raises
@@ -108,8 +109,8 @@ static __always_inline u32 target_of(s32 cpu)
 }
 
 /*
- * Note the CPU's target; a look that is pending is done with. A task that needs more has a look when
- * it begins to run.
+ * Note the CPU's target; a look that is pending is done with. A task that needs more has a look
+ * when it begins to run.
  */
 static __always_inline void note_target(struct cpu_state *state, u32 perf)
 {
@@ -152,8 +153,8 @@ static __always_inline void want_perf(struct cpu_state *state, s32 cpu, u32 want
 
 	set_target(state, cpu, wanted);
 	/*
-	 * schedutil drops a call that comes too soon after a change of the frequency: set the target
-	 * again once the limit lets it.
+	 * schedutil drops a call that comes too soon after a change of the frequency: set the
+	 * target again once the limit lets it.
 	 */
 	if (is_soon)
 		WRITE_ONCE(state->untold, 1);
@@ -194,9 +195,10 @@ static __always_inline void note_tick_of_burst(struct task_state *ts)
 }
 
 /*
- * Return whether the task will probably sleep soon although it has run for a tick, because it did so
- * often. Its average burst says little: a task that draws frames also sleeps after a few microseconds,
- * to wait for a lock or an answer, and a new CPU hog has slept while its program was loaded.
+ * Return whether the task will probably sleep soon although it has run for a tick, because it did
+ * so often. Its average burst says little: a task that draws frames also sleeps after a few
+ * microseconds, to wait for a lock or an answer, and a new CPU hog has slept while its program was
+ * loaded.
  */
 static __always_inline bool is_sleeper(const struct task_state *ts)
 {
@@ -204,10 +206,10 @@ static __always_inline bool is_sleeper(const struct task_state *ts)
 }
 
 /*
- * Return the performance that the running task of a saturated CPU should have. How much it would use
- * is not known. A task that is not known to sleep gets all at once. One that is gets more from tick
- * to tick: it may be a frame whose drawing takes longer than a tick at a low frequency only, and
- * such frames got the highest one otherwise. The ramp begins at what the CPU uses, not at its
+ * Return the performance that the running task of a saturated CPU should have. How much it would
+ * use is not known. A task that is not known to sleep gets all at once. One that is gets more from
+ * tick to tick: it may be a frame whose drawing takes longer than a tick at a low frequency only,
+ * and such frames got the highest one otherwise. The ramp begins at what the CPU uses, not at its
  * target. From its target it climbed to the top in a few frames, because a target that was raised
  * may not be lowered before the next frame begins.
  */
@@ -279,9 +281,9 @@ static __noinline void look_at_load(struct cpu_state *state, const struct task_s
 /*
  * A task begins to run. Look if the CPU has idled and the last look is old; also if this task needs
  * more than the target, because it would run slowly until the next look. A kernel thread that has
- * seen no tick leaves the look to the next task, because it mostly runs for microseconds. It would ask
- * for what tasks of a lower uclamp use here, or lower what the next task needs, and schedutil drops a
- * call that comes within half a millisecond of another.
+ * seen no tick leaves the look to the next task, because it mostly runs for microseconds. It would
+ * ask for what tasks of a lower uclamp use here, or lower what the next task needs, and schedutil
+ * drops a call that comes within half a millisecond of another.
  */
 static __always_inline void perf_task_begins(struct cpu_state *state, const struct task_struct *p,
 					     struct task_state *ts, u64 now)

@@ -26,8 +26,8 @@
  * the kernel says which CPUs are preferred: one set of CPUs has one reason. The governor in turn
  * rests while this mechanism withholds CPUs.
  *
- * What it does not do: move interrupts, see ticks of a CPU that a real-time task has taken, open all
- * CPUs for tasks whose affinity is bounded: such tasks may wait for ever whatever else idles.
+ * What it does not do: move interrupts, see ticks of a CPU that a real-time task has taken, open
+ * all CPUs for tasks whose affinity is bounded: such tasks may wait for ever whatever else idles.
  */
 #ifndef __MAGPIE_POWER_BPF_H
 #define __MAGPIE_POWER_BPF_H

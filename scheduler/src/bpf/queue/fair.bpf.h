@@ -6,10 +6,10 @@
  * the arithmetic and its source.
  *
  * A CPU's *clock* is the largest vruntime with which a task, in its turn, began to run there. The
- * CPUs of an LLC compare their clocks in the time of the LLC, whose clock is the furthest of theirs:
- * each CPU has a *base*, which is its clock where the LLC's is 0. A CPU that leaves idle is at the
- * LLC's clock, as no task there is owed or owes anything. So a clock that falls behind belongs to a
- * CPU that gives its tasks less, which balance/balance.bpf.h evens out.
+ * CPUs of an LLC compare their clocks in the time of the LLC, whose clock is the furthest of
+ * theirs: each CPU has a *base*, which is its clock where the LLC's is 0. A CPU that leaves idle is
+ * at the LLC's clock, as no task there is owed or owes anything. So a clock that falls behind
+ * belongs to a CPU that gives its tasks less, which balance/balance.bpf.h evens out.
  *
  *   leaves idle, clock behind the LLC's -> the clock is set to the LLC's
  *   leaves idle, clock ahead of it      -> the base grows: the clock is the LLC's from here on
@@ -43,8 +43,8 @@ const volatile bool custom_slice_enabled = true;
 #define LONGEST_CUSTOM_SLICE 4
 
 /*
- * A task with shorter bursts is expected to sleep soon, rather than to use up its slice. A woken task
- * may then wait for its CPU instead of moving to an idle one.
+ * A task with shorter bursts is expected to sleep soon, rather than to use up its slice. A woken
+ * task may then wait for its CPU instead of moving to an idle one.
  */
 #define SLEEPS_SOON_NS 100000
 
@@ -229,10 +229,10 @@ static __always_inline void join_after_sleep(struct task_state *ts, s32 cpu)
 }
 
 /*
- * A task that migrates while it is runnable joins the new CPU's clock with its lag, to which the lead
- * of that clock is added if the clocks can be compared: lag_after_move(). A debt is kept:
- * when migrations forgave debts, one hog of eight got 40 % more CPU time than its equals, because
- * the kernel charges a task with the time for which the host withholds its vCPU.
+ * A task that migrates while it is runnable joins the new CPU's clock with its lag, to which the
+ * lead of that clock is added if the clocks can be compared: lag_after_move(). A debt is kept: when
+ * migrations forgave debts, one hog of eight got 40 % more CPU time than its equals, because the
+ * kernel charges a task with the time for which the host withholds its vCPU.
  *
  * Of a positive lag the task gets at most one slice at once, the rest by and by (@catch_up). When
  * hogs arrived one after the other with 50 ms of lag each, a task that sleeps for microseconds at a

@@ -4,19 +4,19 @@
  *
  * A task's debt is virtual time, and how long virtual time takes depends on what else runs. A
  * SCHED_IDLE task that ran for a slice among 100 CPU hogs is due again after 102 s; the kernel's
- * watchdog ends a scheduler that keeps a task waiting for 30 s, and ended this one. cgroups of weights
- * 1 and 10000 on two levels make it days. So a task that has waited for LONGEST_WAIT_NS is *overdue*:
- * its debt is forgiven, and it is due at once.
+ * watchdog ends a scheduler that keeps a task waiting for 30 s, and ended this one. cgroups of
+ * weights 1 and 10000 on two levels make it days. So a task that has waited for LONGEST_WAIT_NS is
+ * *overdue*: its debt is forgiven, and it is due at once.
  *
  *   tick, last look a second ago?   --yes--> the next dispatch looks for the task that waits for
  *                                            longest
  *   does it wait for too long?      --yes--> due at the clock; the next look comes soon
  *
- * Looks that find a task follow each other every few ticks, so that many light tasks together take a
- * part of the CPU only, and at every tick once a task has waited for three times as long.
+ * Looks that find a task follow each other every few ticks, so that many light tasks together take
+ * a part of the CPU only, and at every tick once a task has waited for three times as long.
  *
- * What it does not do: look at more than the last TASKS_SEARCHED tasks of a queue; hurry more than one
- * task a tick, so that of thousands of light tasks on one CPU some still wait for too long.
+ * What it does not do: look at more than the last TASKS_SEARCHED tasks of a queue; hurry more than
+ * one task a tick, so that of thousands of light tasks on one CPU some still wait for too long.
  */
 #ifndef __MAGPIE_OVERDUE_BPF_H
 #define __MAGPIE_OVERDUE_BPF_H
@@ -99,8 +99,8 @@ __noinline int hurry_oldest(s32 cpu, u64 longest)
 
 /*
  * Look for the task in the CPU's queue that has waited for longest: if any other came first, those
- * that were hurried before would be overdue again before the rest had their turn. Global: the verifier
- * proves it once, and not again for each way on from it.
+ * that were hurried before would be overdue again before the rest had their turn. Global: the
+ * verifier proves it once, and not again for each way on from it.
  */
 __noinline int hurry_overdue(s32 cpu)
 {

@@ -63,9 +63,9 @@ static __always_inline bool has_overloaded(u32 llc)
 }
 
 /*
- * Return the place that a visit of the map reaches next, or NO_PLACE when the visit is over. A visit
- * goes once around its range from where it starts: thieves that start at different places do not
- * all compete for the first one.
+ * Return the place that a visit of the map reaches next, or NO_PLACE when the visit is over. A
+ * visit goes once around its range from where it starts: thieves that start at different places do
+ * not all compete for the first one.
  */
 __noinline u32 visit_overloaded(struct sparsemask_visit *visit)
 {
