@@ -13,12 +13,13 @@
 //! it follows each scene instead of running beside it. It finds what a scene leaves behind: a bit
 //! that was not cleared, a CPU that is forgotten.
 
+mod cycles;
 mod leaks;
 mod scenes;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use magpie_lab::{Guest, GuestOptions, Machine, guest};
@@ -26,6 +27,7 @@ use serde_json::Value;
 
 use crate::scheduler::{MAGPIE, VT8, code_and_output, program, shell, words};
 use crate::{TestGuest, boot_machine};
+pub use cycles::{Cycles, cycles};
 pub use leaks::Kept;
 use scenes::Scene;
 
@@ -158,40 +160,6 @@ fn kept_after_a_load(guest: &mut TestGuest) -> Result<Kept> {
     Kept::of(guest)
 }
 
-/// Loads the scheduler under load and ends it, every fourth time by a kill, so often. Returns what
-/// the guest had before and after.
-///
-/// # Errors
-/// When the scheduler does not start or end, or leaves something behind.
-pub fn cycles(machine: &str, count: u32) -> Result<[Kept; 2]> {
-    let mut guest = boot(Machine::find(machine)?)?;
-    let before = kept_after_a_load(&mut guest)?;
-    let load = "(while [ ! -e /tmp/over ]; do hackbench -g 1 -l 50; done; echo over > /tmp/ended)";
-    shell(&mut guest, &format!("{load} >/dev/null 2>&1 &"))?;
-    for cycle in 0..count {
-        let command = format!(
-            "{MAGPIE} {}",
-            scenes::OPTIONS[cycle as usize % scenes::OPTIONS.len()]
-        );
-        guest
-            .start_scheduler(&words(&command))
-            .with_context(|| format!("cycle {cycle}"))?;
-        shell(&mut guest, "sleep 0.02")?;
-        match cycle % 4 {
-            3 => scenes::kill(&mut guest, "killall -9 scx_magpie"),
-            _ => scenes::end(&mut guest),
-        }
-        .with_context(|| format!("cycle {cycle}"))?;
-    }
-    shell(&mut guest, "touch /tmp/over")?;
-    wait_for_end(&mut guest)?;
-    let log = warnings(&mut guest)?;
-    ensure!(log.is_empty(), "the kernel says:\n{log}");
-    let after = before.must_be_all(&mut guest)?;
-    guest.into_guest().shutdown()?;
-    Ok([before, after])
-}
-
 /// Returns a machine, in virtual time also if its preset is in real time: a host that is busy would
 /// otherwise look like a scheduler that lets tasks wait.
 fn in_virtual_time(name: &str) -> Result<Machine> {
@@ -204,6 +172,11 @@ fn in_virtual_time(name: &str) -> Result<Machine> {
 
 /// Boots a machine with the programs of the scenes.
 fn boot(machine: Machine) -> Result<TestGuest> {
+    boot_within(machine, GuestOptions::default().scheduler_timeout)
+}
+
+/// As [`boot`]. The scheduler may take that long, in real time, to start or to end.
+fn boot_within(machine: Machine, scheduler_timeout: Duration) -> Result<TestGuest> {
     // stress-ng is the host's, as Debian's packages for guests are of another release. The guest's own
     // timeout ends a program after whole seconds only.
     let host = ["stress-ng", "chrt", "uclampset", "timeout"]
@@ -216,6 +189,7 @@ fn boot(machine: Machine) -> Result<TestGuest> {
             .chain(host)
             .collect(),
         packages: vec!["rt-tests".into()],
+        scheduler_timeout,
         ..GuestOptions::default()
     })
 }

@@ -21,12 +21,12 @@ fn main() -> Result<ExitCode> {
     let seed = number("MAGPIE_SEED")?.unwrap_or_else(|| fastrand::u64(..1_000_000));
     let machines = text("MAGPIE_MACHINE").unwrap_or_else(|| MACHINES.join(","));
     let calls = text("MAGPIE_SCENE");
+    let until = || minutes.map(|minutes| Instant::now() + Duration::from_secs_f64(60.0 * minutes));
     if let Some(count) = number("MAGPIE_CYCLES")? {
         for machine in machines.split(',') {
-            let began = Instant::now();
-            let [before, after] = cycles(machine, count)?;
-            let seconds = began.elapsed().as_secs();
-            println!("{machine}: {count} loads in {seconds} s\nbefore: {before}\nafter:  {after}");
+            let say = &mut |line: &str| println!("{machine}, {line}");
+            let cycles = cycles(machine, count, until(), say)?;
+            println!("{machine}: {cycles}");
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -34,7 +34,7 @@ fn main() -> Result<ExitCode> {
     for machine in machines.split(',') {
         let limits = Limits {
             seconds: Some(seconds),
-            until: minutes.map(|minutes| Instant::now() + Duration::from_secs_f64(60.0 * minutes)),
+            until: until(),
             scenes: None,
         };
         let report = soak(machine, seed, calls.as_deref(), limits, &mut |line| {

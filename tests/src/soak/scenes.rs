@@ -4,7 +4,7 @@ use std::fmt;
 
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
-use magpie_lab::Guest;
+use magpie_lab::{Guest, SchedulerExit};
 
 use super::Report;
 use crate::scheduler::{MAGPIE, shell, words};
@@ -249,7 +249,7 @@ impl Act {
 }
 
 /// Kills the scheduler by a script, and waits until the kernel has disabled it.
-pub fn kill(guest: &mut Guest, script: &str) -> Result<()> {
+pub fn kill(guest: &mut Guest, script: &str) -> Result<SchedulerExit> {
     shell(
         guest,
         &format!(
@@ -257,19 +257,20 @@ pub fn kill(guest: &mut Guest, script: &str) -> Result<()> {
              exit; sleep 0.1; done; echo the scheduler does not go; exit 1"
         ),
     )?;
-    guest.stop_scheduler()?;
+    let exit = guest.stop_scheduler()?;
     // A real machine's service does this.
-    shell(guest, "scx_magpie restore").map(|_| ())
+    shell(guest, "scx_magpie restore")?;
+    Ok(exit)
 }
 
 /// Asks the scheduler to end.
-pub fn end(guest: &mut Guest) -> Result<()> {
+pub fn end(guest: &mut Guest) -> Result<SchedulerExit> {
     let exit = guest.stop_scheduler()?;
     ensure!(
         exit.code == 0 && exit.state == "disabled",
         "the scheduler did not end as it should: {exit:?}"
     );
-    Ok(())
+    Ok(exit)
 }
 
 /// Asks the scheduler to end, and starts it with other options.

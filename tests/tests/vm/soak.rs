@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use magpie_tests::scheduler::VT8;
-use magpie_tests::soak::{Limits, soak, table};
+use magpie_tests::soak::{Limits, cycles, soak, table};
 
 /// CPUs go offline, tasks are frozen and real-time hogs run; the scheduler is killed twice and stopped
 /// for a moment.
@@ -32,5 +32,14 @@ fn a_short_soak_finds_nothing() -> Result<()> {
             "no {what} in {report:?}"
         );
     }
+    Ok(())
+}
+
+#[test]
+fn loads_and_ends_leave_nothing_behind() -> Result<()> {
+    // The fourth cycle ends with a kill.
+    let cycles = cycles("smt8", 4, None, &mut |line| println!("{line}"))?;
+    println!("{cycles}");
+    ensure!(cycles.done == 4, "{cycles}");
     Ok(())
 }
