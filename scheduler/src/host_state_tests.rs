@@ -139,6 +139,33 @@ fn killed_between_saving_and_writing_loses_nothing() {
 }
 
 #[test]
+fn killed_before_it_knew_what_cannot_be_written_restores_the_rest() {
+    let fake = Fake::new();
+    // This file of the kernel holds one number, and not even root can write it.
+    let number = "/proc/sys/kernel/cap_last_cap";
+    let fixed = "proc/irq/2/smp_affinity_list".to_string();
+    let link = fake.root().join(&fixed);
+    fs::create_dir_all(link.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink(number, &link).unwrap();
+    let original = fs::read_to_string(number).unwrap().trim().to_string();
+
+    let mut host = HostState::new(fake.root()).unwrap();
+    host.follow(&cpus("0-1"), &cpus("0-7")).unwrap();
+    host.saved.files.insert(fixed.clone(), original);
+    save(fake.root(), &host.saved).unwrap();
+    std::mem::forget(host);
+    fake.process(std::process::id(), 200);
+    assert!(recover(fake.root()).unwrap());
+    assert!(fake.state() == BEFORE && !fake.has_state_file());
+
+    // One that has other content is named.
+    let mut host = HostState::new(fake.root()).unwrap();
+    host.saved.files.insert(fixed, "0-7".into());
+    let error = host.restore().unwrap_err().to_string();
+    assert!(error.contains("irq/2/"), "{error}");
+}
+
+#[test]
 fn what_is_gone_meanwhile_is_no_failure() {
     let fake = Fake::new();
     let mut host = HostState::new(fake.root()).unwrap();
