@@ -160,6 +160,26 @@ impl KernelChoice {
             }
         }
     }
+
+    /// Returns the release, as `uname -r` prints it. Downloads the kernel if it is not on this host.
+    ///
+    /// # Errors
+    /// If there is no such kernel, or its file is no bzImage.
+    pub fn release(&self, progress: &Progress) -> Result<String> {
+        let image = self.resolve(progress)?.image;
+        let bytes = fs::read(&image).with_context(|| format!("cannot read {}", image.display()))?;
+        release_in(&bytes).with_context(|| format!("{} is no bzImage", image.display()))
+    }
+}
+
+/// The release in the header of a bzImage: the first word of a text whose place is noted at 0x20e
+/// (the kernel's Documentation/arch/x86/boot.rst).
+fn release_in(image: &[u8]) -> Option<String> {
+    let place = image.get(0x20e..0x210)?.try_into().ok()?;
+    let text = image.get(0x200 + usize::from(u16::from_le_bytes(place))..)?;
+    let end = text.iter().position(|byte| matches!(byte, b' ' | 0))?;
+    let is_release = image.get(0x202..0x206)? == b"HdrS" && end > 0;
+    is_release.then(|| String::from_utf8_lossy(&text[..end]).into_owned())
 }
 
 /// Reads the lock file.
@@ -415,6 +435,18 @@ mod tests {
         releases.sort_by_key(|release| order(release, "7.2"));
         assert_eq!(releases[2], "7.2.12+deb14-cloud-amd64");
         assert_eq!(releases[0], "7.2.13+deb13-cloud-amd64");
+    }
+
+    #[test]
+    fn the_release_is_in_the_header_of_the_image() {
+        let mut image = vec![0; 0x300];
+        image[0x202..0x206].copy_from_slice(b"HdrS");
+        image[0x20e..0x210].copy_from_slice(&0x80_u16.to_le_bytes());
+        image[0x280..0x289].copy_from_slice(b"7.2.13 (a");
+        assert_eq!(release_in(&image).as_deref(), Some("7.2.13"));
+        image[0x20e..0x210].copy_from_slice(&0xffff_u16.to_le_bytes());
+        assert_eq!(release_in(&image), None, "the text is behind the end");
+        assert_eq!(release_in(b"#!/bin/sh"), None);
     }
 
     #[test]

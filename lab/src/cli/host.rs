@@ -4,15 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::terminal::{Spinner, write_json};
 use super::vm::{LAB_FAILED, guest_name, scheduler_of, to_copy};
-use crate::files::find_program;
-use crate::kernel::KernelChoice;
-use crate::machine::Machine;
-use crate::options::GuestOptions;
+use crate::vtime::host::file::{GuestEntry, HostFile};
 use crate::vtime::host::{self, End, GuestOutcome, Host, HostGuest};
 
 /// Runs several guests on the physical CPUs of one host, in virtual time.
@@ -91,35 +87,6 @@ Examples:
       hackbench -g 1 -l 50
   magpie lab host lab/hosts/neighbours.toml --sched measured=scx_magpie --json -";
 
-/// A file of a host.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct HostFile {
-    physical_cpus: Option<u32>,
-    start_seconds: Option<u32>,
-    host_slice_ns: Option<u64>,
-    cgroups: Option<bool>,
-    guest: Vec<GuestEntry>,
-}
-
-/// A guest of such a file.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct GuestEntry {
-    name: String,
-    machine: String,
-    kernel: Option<String>,
-    scheduler: Option<String>,
-    #[serde(default)]
-    packages: Vec<String>,
-    #[serde(default)]
-    copy: Vec<String>,
-    host_weight: Option<u32>,
-    #[serde(default)]
-    background: bool,
-    command: String,
-}
-
 /// Runs the guests, prints their output and what each had. Returns the exit code.
 pub fn run(args: &Args) -> Result<u8> {
     ensure!(
@@ -129,21 +96,13 @@ pub fn run(args: &Args) -> Result<u8> {
     );
     let spinner = Spinner::new();
     let mut file = match &args.file {
-        Some(path) => read(path)?,
+        Some(path) => HostFile::read(path)?,
         None => of_arguments(args)?,
     };
     replace_schedulers(&mut file, &args.sched)?;
-    let mut described = Host::new(args.physical_cpus.or(file.physical_cpus).unwrap_or(2));
-    described.start_seconds = args
-        .start
-        .or(file.start_seconds)
-        .unwrap_or(Host::START_SECONDS);
-    if let Some(slice) = file.host_slice_ns {
-        described.host_slice_ns = slice;
-    }
-    if let Some(cgroups) = file.cgroups {
-        described.cgroups = cgroups;
-    }
+    file.physical_cpus = args.physical_cpus.or(file.physical_cpus);
+    file.start_seconds = args.start.or(file.start_seconds);
+    let mut described = file.host();
     described.cgroups &= !args.no_cgroups;
     let guests = file
         .guest
@@ -159,14 +118,6 @@ pub fn run(args: &Args) -> Result<u8> {
         write_json(path, &record(&described, &guests, &outcomes))?;
     }
     Ok(code(&outcomes))
-}
-
-/// Reads a file of a host.
-fn read(path: &Path) -> Result<HostFile> {
-    let text = std::fs::read_to_string(path)
-        .with_context(|| format!("cannot read the host's file {}", path.display()))?;
-    toml::from_str(&text)
-        .with_context(|| format!("the host's file {} is not valid", path.display()))
 }
 
 /// Returns the guests that the arguments describe.
@@ -221,25 +172,8 @@ fn replace_schedulers(file: &mut HostFile, changes: &[String]) -> Result<()> {
 
 /// Returns the guest that an entry describes.
 fn guest_of(entry: &GuestEntry, args: &Args, spinner: &Spinner) -> Result<HostGuest> {
-    let mut options = GuestOptions {
-        machine: Machine::find(&entry.machine)?,
-        kernel: KernelChoice::parse(entry.kernel.as_deref(), None)?,
-        packages: [entry.packages.clone(), args.package.clone()].concat(),
-        progress: spinner.progress(),
-        ..GuestOptions::default()
-    };
-    let name = &entry.name;
-    ensure!(
-        options.machine.virtual_time.is_some(),
-        "a host needs guests in virtual time, such as vt8on2; the machine {} of {name} is none",
-        options.machine.name
-    );
-    for program in &entry.copy {
-        let path = find_program(program).with_context(|| {
-            format!("there is no program \"{program}\" on this host to copy into {name}")
-        })?;
-        options.files.push(path);
-    }
+    let mut options = entry.options(&spinner.progress())?;
+    options.packages.extend(args.package.iter().cloned());
     let scheduler = match entry.scheduler.as_deref() {
         None | Some("eevdf") => None,
         Some(line) => Some(scheduler_of(line, &mut options)?),
@@ -254,12 +188,12 @@ fn guest_of(entry: &GuestEntry, args: &Args, spinner: &Spinner) -> Result<HostGu
         options.files.push(path);
     }
     Ok(HostGuest {
-        name: name.clone(),
+        name: entry.name.clone(),
         options,
         scheduler,
         command,
         background: entry.background,
-        weight: entry.host_weight.unwrap_or(HostGuest::WEIGHT),
+        weight: entry.weight(),
     })
 }
 
@@ -345,18 +279,7 @@ fn code(outcomes: &[GuestOutcome]) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    use super::{AFTER_HELP, HostFile, read, replace_schedulers};
-
-    #[test]
-    fn the_hosts_of_the_tree_are_valid() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("hosts");
-        let files = std::fs::read_dir(folder).expect("lab/hosts is there");
-        for file in files {
-            read(&file.expect("a file").path()).expect("valid");
-        }
-    }
+    use super::{AFTER_HELP, HostFile, replace_schedulers};
 
     /// The file that `--help` shows, read as users would.
     #[test]

@@ -5,6 +5,8 @@
 //! follow from virtual time. All guests boot at the same time, and begin their commands at the same
 //! time.
 
+pub mod file;
+
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -13,7 +15,7 @@ use serde::Serialize;
 
 use super::batch::Prepared;
 use super::{Fidelity, REPORT, batch, plugin};
-use crate::machine::VirtualTime;
+use crate::machine::{Machine, VirtualTime};
 use crate::options::{GuestOptions, Seat};
 use crate::qemu::{Qemu, RunFolder};
 
@@ -38,6 +40,9 @@ pub struct Host {
     pub cgroups: bool,
     /// When all guests begin their commands, in seconds since the beginning of the run.
     pub start_seconds: u32,
+    /// By how much later than that they begin. Runs of one host are the same, to the last byte, so
+    /// whoever wants several samples has the work meet ticks and slices at another moment in each.
+    pub delay: Duration,
 }
 
 impl Host {
@@ -52,7 +57,13 @@ impl Host {
             host_slice_ns: VirtualTime::default().host_slice_ns,
             cgroups: true,
             start_seconds: Host::START_SECONDS,
+            delay: Duration::ZERO,
         }
+    }
+
+    /// When all guests begin their commands, since the beginning of the run.
+    fn start(&self) -> Duration {
+        Duration::from_secs(self.start_seconds.into()) + self.delay
     }
 }
 
@@ -145,7 +156,7 @@ impl Running {
     /// # Errors
     /// When the guests do not fit together, or a QEMU does not start.
     pub fn start(host: &Host, guests: &[HostGuest]) -> Result<Running> {
-        check(guests)?;
+        check(host, guests)?;
         let fails = |guest: &HostGuest| {
             let message = format!("the guest {} does not start", guest.name);
             move || message
@@ -155,22 +166,11 @@ impl Running {
             .iter()
             .map(|guest| guest.options.machine.cpus())
             .sum();
-        ensure!(
-            cpus <= MOST_CPUS,
-            "the guests have {cpus} CPUs together, a host takes {MOST_CPUS}"
-        );
         let mut first_cpu = 0;
         let mut prepared = Vec::new();
         for (index, guest) in guests.iter().enumerate() {
             let mut options = guest.options.clone();
-            let time = options.machine.virtual_time.get_or_insert_default();
-            time.deterministic = true;
-            time.physical_cpus = Some(host.physical_cpus);
-            time.host_slice_ns = host.host_slice_ns;
-            options
-                .machine
-                .check()
-                .with_context(|| format!("the guest {} fits no host", guest.name))?;
+            options.machine = machine_on(host, guest)?;
             options.seat = Some(Seat {
                 file: folder.path().join(STATE),
                 guests: guests.len(),
@@ -242,8 +242,27 @@ pub fn run(host: &Host, guests: &[HostGuest], timeout: Duration) -> Result<Vec<G
     Running::start(host, guests)?.wait(timeout)
 }
 
-/// Fails unless the guests can share one clock.
-fn check(guests: &[HostGuest]) -> Result<()> {
+/// Returns the machine of a guest as it is on a host.
+///
+/// # Errors
+/// When it cannot be there: it has SMT or a memory model.
+pub fn machine_on(host: &Host, guest: &HostGuest) -> Result<Machine> {
+    let mut machine = guest.options.machine.clone();
+    let time = machine.virtual_time.get_or_insert_default();
+    time.deterministic = true;
+    time.physical_cpus = Some(host.physical_cpus);
+    time.host_slice_ns = host.host_slice_ns;
+    machine
+        .check()
+        .with_context(|| format!("the guest {} fits no host", guest.name))?;
+    Ok(machine)
+}
+
+/// Fails unless the guests can run on the host together.
+///
+/// # Errors
+/// With the guests that do not fit, and why.
+pub fn check(host: &Host, guests: &[HostGuest]) -> Result<()> {
     ensure!(
         (1..=MOST_GUESTS).contains(&guests.len()),
         "a host has from 1 to {MOST_GUESTS} guests, not {}",
@@ -260,7 +279,13 @@ fn check(guests: &[HostGuest]) -> Result<()> {
             guest.name,
             guest.weight
         );
+        machine_on(host, guest)?;
     }
+    let cpus: u32 = guests.iter().map(|g| g.options.machine.cpus()).sum();
+    ensure!(
+        cpus <= MOST_CPUS,
+        "the guests have {cpus} CPUs together, a host takes {MOST_CPUS}"
+    );
     let pace = |guest: &HostGuest| -> Result<(f64, u64, u64)> {
         let time = guest.options.machine.time()?;
         Ok((time.mips, time.quantum, time.window_ns))
@@ -282,7 +307,7 @@ fn check(guests: &[HostGuest]) -> Result<()> {
 fn job(host: &Host, guest: &HostGuest) -> String {
     let command = format!(
         "vtime-mark begin {} || exit 125\n(\n{}\n)\ncode=$?\nvtime-mark end\n(exit $code)",
-        host.start_seconds,
+        host.start().as_secs_f64(),
         guest.command.trim_end()
     );
     // The output is the commands', without the kernel's messages.

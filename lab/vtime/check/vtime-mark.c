@@ -5,6 +5,7 @@
  *
  *	vtime-mark begin	prints a number that differs from seed to seed
  *	vtime-mark begin S	waits until the run is S seconds old, then marks
+ *	vtime-mark now		prints how old the run is, in nanoseconds
  *	vtime-mark end		the seed's run is over
  *
  * On other machines a mark does nothing. See lab/vtime/snapshot.c and span.c.
@@ -30,14 +31,20 @@ static unsigned int number_of_now(void)
 /* The rate of the time stamp counter, which all guests of a host read alike. */
 #define TICKS_PER_NS 2
 
+/* Return how old the run is: the same in all guests of a host. */
+static uint64_t run_ns(void)
+{
+	return __builtin_ia32_rdtsc() / TICKS_PER_NS;
+}
+
 /*
  * Wait until the run is that old. All guests of a host then begin at one time. Their own clocks
  * differ by what each had of the host before its kernel set its clock.
  */
 static int begin_at(const char *seconds)
 {
-	const uint64_t start_ns = strtoull(seconds, NULL, 10) * 1000000000ULL;
-	uint64_t now_ns = __builtin_ia32_rdtsc() / TICKS_PER_NS;
+	const uint64_t start_ns = strtod(seconds, NULL) * 1e9;
+	uint64_t now_ns = run_ns();
 
 	if (now_ns >= start_ns) {
 		fprintf(stderr,
@@ -52,7 +59,7 @@ static int begin_at(const char *seconds)
 						.tv_nsec = left_ns % 1000000000 };
 
 		nanosleep(&pause, NULL);
-		now_ns = __builtin_ia32_rdtsc() / TICKS_PER_NS;
+		now_ns = run_ns();
 	}
 	__asm__ volatile("nopl 0x4d41574c(%%rax)" ::: "memory");
 	return 0;
@@ -71,12 +78,16 @@ int main(int argc, char **argv)
 	}
 	if (argc == 3 && !strcmp(argv[1], "begin"))
 		return begin_at(argv[2]);
+	if (argc == 2 && !strcmp(argv[1], "now")) {
+		printf("%llu\n", (unsigned long long)run_ns());
+		return 0;
+	}
 	if (argc == 2 && !strcmp(argv[1], "end")) {
 		/* The machine ends at the mark: have all output on the console before. */
 		tcdrain(STDERR_FILENO);
 		__asm__ volatile("nopl 0x4d41574d(%%rax)" ::: "memory");
 		return 0;
 	}
-	fprintf(stderr, "usage: vtime-mark begin [SECONDS] | end\n");
+	fprintf(stderr, "usage: vtime-mark begin [SECONDS] | now | end\n");
 	return 2;
 }
