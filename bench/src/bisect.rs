@@ -254,7 +254,8 @@ impl<'a> Bisection<'a> {
         let mut place = plan.open_place(&self.args.setup)?;
         let mut report = Report::new(place.machine(), place.kernel(), plan.options.clone());
         if std::io::stderr().is_terminal() {
-            let mut progress = Progress::new(plan.suite.runs(), plan.suite.rounds, None);
+            let mut progress =
+                Progress::new(plan.suite.runs(place.as_ref()), plan.suite.rounds, None);
             let ran = plan.suite.run(place.as_mut(), &mut report, &mut progress);
             progress.finish();
             ran?;

@@ -28,9 +28,16 @@ pub struct Candidate {
     pub boot: Boot,
     /// Settings of the kernel that are in force while it runs.
     pub settings: Vec<Setting>,
+    /// What the guests beside run, on a host with several guests.
+    pub neighbour: Option<Box<Candidate>>,
 }
 
 impl Candidate {
+    /// This one, and what the guests beside run.
+    pub fn with_neighbour(&self) -> impl Iterator<Item = &Candidate> {
+        std::iter::once(self).chain(self.neighbour.as_deref())
+    }
+
     /// Does it ask for a kernel of its own, or for settings?
     pub fn needs_guest(&self) -> bool {
         self.boot != Boot::default() || !self.settings.is_empty()
@@ -138,7 +145,22 @@ pub fn parse(name: &str, command: &str) -> Result<Candidate> {
             parameters,
         },
         settings,
+        neighbour: None,
     })
+}
+
+/// Every candidate beside every neighbour: `eevdf beside eevdf` first, and of those with the same
+/// scheduler, the one beside the baseline first.
+pub fn beside(candidates: &[Candidate], neighbours: &[Candidate]) -> Vec<Candidate> {
+    let pair = |own: &Candidate, neighbour: &Candidate| Candidate {
+        name: format!("{} beside {}", own.name, neighbour.name),
+        neighbour: Some(Box::new(neighbour.clone())),
+        ..own.clone()
+    };
+    let pairs = candidates
+        .iter()
+        .flat_map(|own| neighbours.iter().map(move |neighbour| pair(own, neighbour)));
+    pairs.collect()
 }
 
 /// Adds a candidate; refuses a name that is taken.
@@ -285,6 +307,27 @@ mod tests {
         assert_eq!(names(""), ["eevdf"]);
         assert_eq!(names("by-hand=eevdf{boot:maxcpus=2}"), ["eevdf", "by-hand"]);
         assert!(parse_list("scx_a,scx_a").is_err());
+    }
+
+    #[test]
+    fn every_candidate_is_beside_every_neighbour() {
+        let (own, neighbours) = (
+            parse_list("scx_a --x").unwrap(),
+            parse_list("scx_b").unwrap(),
+        );
+        let pairs = beside(&own, &neighbours);
+        let names: Vec<&str> = pairs.iter().map(|pair| pair.name.as_str()).collect();
+        assert_eq!(
+            names,
+            [
+                "eevdf beside eevdf",
+                "eevdf beside scx_b",
+                "scx_a --x beside eevdf",
+                "scx_a --x beside scx_b"
+            ]
+        );
+        let programs: Vec<_> = pairs[3].with_neighbour().map(|c| &c.argv).collect();
+        assert_eq!(programs, [&vec!["scx_a", "--x"], &vec!["scx_b"]]);
     }
 
     #[test]

@@ -99,7 +99,11 @@ fn run_measure(args: &Measure) -> Result<u8> {
     interrupt::listen()?;
     let mut place = plan.open_place(&args.setup)?;
     let suite = &plan.suite;
-    let mut progress = Progress::new(suite.runs(), suite.rounds, args.json.as_deref());
+    let mut progress = Progress::new(
+        suite.runs(place.as_ref()),
+        suite.rounds,
+        args.json.as_deref(),
+    );
     let mut report = Report::new(place.machine(), place.kernel(), plan.options.clone());
 
     let ran = suite.run(place.as_mut(), &mut report, &mut progress);

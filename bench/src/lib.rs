@@ -7,7 +7,7 @@
 //!   workloads.toml    --sched list         --in vm | host | vtime
 //!        |                 |                     |
 //!   suite, workload  candidate, setting   place, guests,    commands, schedulers, /proc,
-//!        |                 |              applied           settings of the kernel
+//!        |                 |              beside, applied   settings of the kernel
 //!        |                 |                     |
 //!        +--------------- plan ------------------+          all checks before a guest is booted
 //!        |                 |                     |
@@ -33,6 +33,7 @@
 //! them, so that a better statistic can be applied to old files. No file imports itself over
 //! others.
 
+pub mod beside;
 pub mod candidate;
 pub mod cli;
 pub mod guests;

@@ -2,10 +2,13 @@
 
 use std::path::PathBuf;
 
+use anyhow::Result;
 use clap::ValueEnum;
+use magpie_lab::KernelChoice;
 
 use crate::compare::parse_percent;
 use crate::report::BASELINE;
+use crate::setting::Boot;
 use crate::shard::Shard;
 use crate::suite::Where;
 use crate::{callbacks, peers};
@@ -25,6 +28,7 @@ use crate::{callbacks, peers};
     magpie bench --suite steal,latency,fairness --sched scx_magpie,scx_cosmos --html report.html\n  \
     magpie bench --in vtime --suite push --ablate --shard 1/4 --json part1.json\n  \
     magpie bench --sched scx_magpie --workload pipe,latency --until-sure --margin 2%\n  \
+    magpie bench --host lab/hosts/neighbours.toml --sched scx_magpie --loops 50 --rounds 4\n  \
     magpie bench --sched 'eevdf@7.0,eevdf{llc_balancing=0},scx_magpie' --workload hackbench\n  \
     magpie bench bisect --git ~/linux --good v7.1 --bad v7.2 --workload hackbench\n  \
     magpie bench peers install scx_cosmos scx_lavd\n  \
@@ -64,6 +68,8 @@ pub(crate) enum Command {
 pub(crate) struct Measure {
     #[command(flatten)]
     pub(crate) setup: Setup,
+    #[command(flatten)]
+    pub(crate) beside: Beside,
     /// Schedulers with their options, separated by commas; eevdf (none) is always measured too.
     /// PROGRAM@KERNEL runs on another kernel (eevdf@7.0, scx_magpie@path/bzImage), and settings of
     /// the kernel stand in braces: eevdf{base_slice_ns=3000000,features=NO_PREEMPT_SHORT}
@@ -73,11 +79,11 @@ pub(crate) struct Measure {
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub(crate) suite: Vec<String>,
     /// Candidates of which the best is the baseline of each test: what the others are compared
-    /// with. For example eevdf,eevdf{llc_balancing=0}
+    /// with. For example eevdf,eevdf{llc_balancing=0}. With --host: 'eevdf beside eevdf'
     #[arg(long, default_value = BASELINE, value_name = "LIST", conflicts_with = "until_sure")]
     pub(crate) baseline: String,
-    /// Rounds that count; one more runs before them as warm-up and is dropped [default: 5, and at
-    /// most 30 with --until-sure]
+    /// Rounds that count; one more runs before them as warm-up and is dropped, but not with --host
+    /// [default: 5, and at most 30 with --until-sure]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) rounds: Option<u16>,
     /// Run each row until it is decided, with at most --rounds rounds: until its difference is
@@ -138,6 +144,45 @@ pub(crate) struct Setup {
     /// --set tbench.seconds=1 for one
     #[arg(long = "set", value_name = "[WORKLOAD.]NAME=LIST")]
     pub(crate) parameters: Vec<String>,
+}
+
+impl Setup {
+    /// The kernel of a guest: the candidate's, else that of `--kernel`. The configuration of a
+    /// candidate's file is looked for beside it, as FILE.config.
+    pub(crate) fn kernel_of(&self, boot: &Boot) -> Result<KernelChoice> {
+        let Some(kernel) = &boot.kernel else {
+            return KernelChoice::parse(self.kernel.as_deref(), self.config.as_deref());
+        };
+        let config = PathBuf::from(format!("{kernel}.config"));
+        let config = config.is_file().then_some(config.as_path());
+        KernelChoice::parse(Some(kernel), config)
+    }
+}
+
+/// A guest beside others on one host.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Beside {
+    /// Measure a guest beside others on one host, in virtual time. FILE describes the host, as for
+    /// `magpie lab host`: the guest without `background = true` is measured. All guests repeat the
+    /// workload instead of the file's commands, each --sched beside each --neighbour
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["place", "machine"])]
+    pub(crate) host: Option<PathBuf>,
+    /// With --host, the schedulers of the guests beside, as --sched takes them [default: those of
+    /// --sched]
+    #[arg(long, value_name = "LIST", requires = "host")]
+    pub(crate) neighbour: Option<String>,
+    /// With --host, for how long the measured guest repeats the workload in each round, in virtual
+    /// seconds; the run that is begun by then is ended
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = parse_seconds, requires = "host")]
+    pub(crate) repeat: f64,
+}
+
+/// Reads seconds of the virtual time.
+fn parse_seconds(text: &str) -> std::result::Result<f64, String> {
+    let seconds = text.parse().ok();
+    seconds
+        .filter(|seconds| (0.0..=1000.0).contains(seconds))
+        .ok_or_else(|| "give seconds from 0, which is one run, to 1000".into())
 }
 
 /// How a result is shown, by a measurement and by `magpie bench show`.

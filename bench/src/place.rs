@@ -54,6 +54,12 @@ pub trait Place {
         Ok(None)
     }
 
+    /// Does a run leave anything behind that the next one finds, such as files in memory? Then the
+    /// first round is a warm-up, and is dropped.
+    fn needs_warm_up(&self) -> bool {
+        true
+    }
+
     /// Puts the candidate's kernel and settings into use, for its turn.
     ///
     /// # Errors

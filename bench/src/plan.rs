@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use magpie_lab::kernel::SERIES;
-use magpie_lab::{GuestOptions, KernelChoice, Machine, files};
+use magpie_lab::{GuestOptions, Machine, files};
 use serde_json::Value;
 
+use crate::beside::Beside;
 use crate::candidate::{self, Candidate};
 use crate::guests::Guests;
 use crate::options::{Measure, Setup};
@@ -40,6 +41,8 @@ pub struct Plan {
     pub options: Values,
     machine: Option<Machine>,
     programs: Vec<PathBuf>,
+    /// The host with several guests of `--host`.
+    beside: Option<Beside>,
     /// The folder for the workloads' files on this host; removed when the plan is dropped.
     _folder: Option<tempfile::TempDir>,
 }
@@ -59,12 +62,28 @@ impl Plan {
             "--until-sure compares candidates with eevdf, and there is only eevdf: name another \
              with --sched, such as scx_magpie or again=eevdf"
         );
+        let mut setup = args.setup.clone();
+        let beside = match &args.beside.host {
+            Some(file) => {
+                let neighbours = args.beside.neighbour.as_ref().unwrap_or(&args.sched);
+                candidates = candidate::beside(&candidates, &candidate::parse_list(neighbours)?);
+                let beside = Beside::read(file, args.beside.repeat)?;
+                setup.place = Where::Vtime;
+                setup.machine = Some(beside.measured().machine.clone());
+                Some(beside)
+            }
+            None => None,
+        };
         let suites = suite::find(&args.suite)?;
         let margin = args.until_sure.then_some(args.margin / 100.0);
         let question = margin.map(Question::from);
-        let baselines = baselines(&args.baseline, &candidates)?;
+        let baseline = match args.baseline.as_str() {
+            BASELINE => &candidates[0].name,
+            list => list,
+        };
+        let baselines = baselines(baseline, &candidates)?;
         let mut plan = Self::of(
-            &args.setup,
+            &setup,
             suites,
             candidates,
             rounds(args),
@@ -73,6 +92,10 @@ impl Plan {
         )?;
         if let Some(names) = baselines {
             plan.options.insert(provenance::BASELINES.into(), names);
+        }
+        if let Some(mut beside) = beside {
+            beside.take_over(&mut plan.suite)?;
+            plan.beside = Some(beside);
         }
         Ok(plan)
     }
@@ -118,6 +141,7 @@ impl Plan {
             options,
             machine,
             programs,
+            beside: None,
             _folder: folder,
         })
     }
@@ -141,7 +165,7 @@ impl Plan {
         let options = |boot: &Boot| {
             Ok(GuestOptions {
                 machine: machine.clone(),
-                kernel: choose_kernel(boot, setup)?,
+                kernel: setup.kernel_of(boot)?,
                 kernel_cmdline: boot.parameters.clone(),
                 packages: packages.clone(),
                 files: self.programs.clone(),
@@ -150,6 +174,13 @@ impl Plan {
             })
         };
         let candidates = &self.suite.candidates;
+        if let Some(mut beside) = self.beside.take() {
+            beside.files.clone_from(&self.programs);
+            beside.packages = packages;
+            let kernels = beside.open(candidates, setup, &spinner.of_lab())?;
+            self.options.insert(provenance::KERNELS.into(), kernels);
+            return Ok(Box::new(beside));
+        }
         let guests = Guests::boot(candidates, options)?;
         if candidates.iter().any(Candidate::needs_guest) {
             let kernels = guests.kernels(candidates);
@@ -176,17 +207,6 @@ fn baselines(list: &str, candidates: &[Candidate]) -> Result<Option<Value>> {
     Ok((names != [BASELINE]).then(|| names.into()))
 }
 
-/// The kernel of a guest: the candidate's, else that of `--kernel`. The configuration of a
-/// candidate's file is looked for beside it, as FILE.config.
-fn choose_kernel(boot: &Boot, setup: &Setup) -> Result<KernelChoice> {
-    let Some(kernel) = &boot.kernel else {
-        return KernelChoice::parse(setup.kernel.as_deref(), setup.config.as_deref());
-    };
-    let config = PathBuf::from(format!("{kernel}.config"));
-    let config = config.is_file().then_some(config.as_path());
-    KernelChoice::parse(Some(kernel), config)
-}
-
 /// Removes the kernel from candidates that name the kernel of `--kernel`, so that they share the
 /// baseline's guest.
 ///
@@ -195,7 +215,7 @@ fn choose_kernel(boot: &Boot, setup: &Setup) -> Result<KernelChoice> {
 fn settle_kernels(candidates: &mut [Candidate], setup: &Setup) -> Result<()> {
     let newest = SERIES.last().copied();
     let default = setup.kernel.as_deref().or(newest);
-    for candidate in candidates {
+    for candidate in candidates.iter_mut().filter(|c| c.neighbour.is_none()) {
         if candidate.boot.kernel.as_deref() == default {
             candidate.boot.kernel = None;
         }
@@ -211,7 +231,9 @@ fn settle_kernels(candidates: &mut [Candidate], setup: &Setup) -> Result<()> {
 
 /// The schedulers' programs on this host. (The suite has their paths in the guest.)
 fn schedulers<'a>(suite: &'a Suite, programs: &'a [PathBuf]) -> impl Iterator<Item = &'a Path> {
-    let argv = suite.candidates.iter().filter_map(|c| c.argv.first());
+    let candidates = suite.candidates.iter();
+    let all = candidates.flat_map(Candidate::with_neighbour);
+    let argv = all.filter_map(|candidate| candidate.argv.first());
     argv.map(|program| {
         let program = Path::new(program);
         let copied = programs
@@ -398,8 +420,10 @@ fn find_programs(place: Where, suite: &mut Suite) -> Result<Vec<PathBuf>> {
         }
         Ok(format!("/bin/{name}"))
     };
-    for Candidate { argv, .. } in &mut suite.candidates {
-        if let Some(program) = argv.first_mut() {
+    for candidate in &mut suite.candidates {
+        let neighbour = candidate.neighbour.as_deref_mut();
+        let argvs = std::iter::once(&mut candidate.argv).chain(neighbour.map(|n| &mut n.argv));
+        for program in argvs.filter_map(|argv| argv.first_mut()) {
             *program = put(candidate::find_scheduler(program)?)?;
         }
     }

@@ -23,6 +23,8 @@ pub const KERNELS: &str = "kernels";
 pub const UNTIL_SURE: &str = "until_sure";
 /// The option of a result file that names the candidates of which the best is the baseline.
 pub const BASELINES: &str = "baselines";
+/// The part of a machine that describes the host of several guests.
+pub const HOST: &str = "host";
 /// The part of an [`Origin`] that has the command.
 pub const COMMAND: &str = "command";
 const COMMAND_LINE: &str = "command_line";
@@ -163,7 +165,7 @@ impl<'a> Origin<'a> {
             .and_then(|guest| guest.get("virtual_time"));
         let host = self.machine.get("host_cpus").and_then(Value::as_u64);
         match (virtual_time, host) {
-            (Some(Value::Object(_)), _) => format!("{name}, in virtual time"),
+            (Some(Value::Object(_)), _) => format!("{}, in virtual time", self.guests(name)),
             (_, Some(cpus)) => {
                 let accelerator = self.machine.get("accelerator").and_then(Value::as_str);
                 let accelerator = accelerator.unwrap_or("unknown accelerator");
@@ -171,6 +173,25 @@ impl<'a> Origin<'a> {
             }
             _ => name,
         }
+    }
+
+    /// The guests of a host with several, and its CPUs; else the machine's name.
+    fn guests(self, name: String) -> String {
+        let host = self.machine.get(HOST);
+        let guests = host.and_then(|host| host.get("guests")?.as_array());
+        let Some((host, guests)) = host.zip(guests) else {
+            return name;
+        };
+        let guest = |guest: &Value| {
+            let machine = guest["machine"].as_str().unwrap_or("unnamed");
+            format!("{machine} ({} CPUs)", guest["cpus"])
+        };
+        let guests: Vec<String> = guests.iter().map(guest).collect();
+        format!(
+            "{} on one host of {} CPUs",
+            guests.join(" beside "),
+            host["physical_cpus"]
+        )
     }
 
     /// The kernel; if candidates ran on several, which on which.
@@ -416,6 +437,17 @@ mod tests {
         );
         let real = values(json!({"cpus": 8, "host_cpus": 2, "accelerator": "tcg",
             "machine": {"name": "flat8", "virtual_time": null}}));
+        let beside = values(
+            json!({"cpus": 8, "machine": {"name": "vt8on2", "virtual_time": {}}, "host":
+            {"physical_cpus": 2, "guests": [{"machine": "vt8on2", "cpus": 8}, {"machine": "vt4", "cpus": 4}]}}),
+        );
+        let origin = Origin {
+            machine: &beside,
+            ..origin
+        };
+        assert!(origin.describe().contains(
+            "vt8on2 (8 CPUs) beside vt4 (4 CPUs) on one host of 2 CPUs, in virtual time\n"
+        ));
         let origin = Origin {
             machine: &real,
             ..origin

@@ -11,6 +11,8 @@
 //! schedulers must see the same drift. The order rotates, so that no scheduler always runs behind
 //! the same other one. After each scheduler's turn the report is consistent and is saved.
 //!
+//! A place that boots anew for each run has no round 0.
+//!
 //! Candidates on other kernels have guests of their own ([`Place::enter`]); their turns are
 //! interleaved like the others.
 //!
@@ -18,6 +20,7 @@
 //! baseline until they are decided for all candidates.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
@@ -38,7 +41,7 @@ pub struct Suite {
     pub candidates: Vec<Candidate>,
     /// The workloads with their cases.
     pub work: Vec<(Workload, Vec<Case>)>,
-    /// Rounds that count; one more is run before them and dropped.
+    /// Rounds that count; one more is run before them and dropped, where a place needs it.
     pub rounds: usize,
     /// Runs a case under a candidate only until this is answered for all its rows, by comparison
     /// with the baseline. `rounds` is then the limit.
@@ -94,9 +97,14 @@ struct Cell {
 }
 
 impl Suite {
+    /// The numbers of the rounds at a place: 0 is the warm-up.
+    fn numbers(&self, place: &dyn Place) -> RangeInclusive<usize> {
+        usize::from(!place.needs_warm_up())..=self.rounds
+    }
+
     /// The number of runs of workloads, warm-up included.
-    pub fn runs(&self) -> usize {
-        (self.rounds + 1)
+    pub fn runs(&self, place: &dyn Place) -> usize {
+        self.numbers(place).count()
             * self.candidates.len()
             * self
                 .work
@@ -131,7 +139,7 @@ impl Suite {
             self.prepare(boot, place, &mut cells, watcher)?;
             place.leave()?;
         }
-        for round in 0..=self.rounds {
+        for round in self.numbers(place) {
             for turn in 0..self.candidates.len() {
                 let index = (turn + round) % self.candidates.len();
                 let turn = self.turn(

@@ -71,7 +71,7 @@ fn rounds_are_interleaved_and_rotate_and_the_first_is_dropped() {
         order.join(","),
         "0 a,0 b,0 c,1 b,1 c,1 a,2 c,2 a,2 b,3 a,3 b,3 c"
     );
-    assert_eq!(log.done, suite.runs());
+    assert_eq!(log.done, suite.runs(&Host::default()));
     assert!(report.complete);
     for row in &report.results {
         assert_eq!(row.samples, [1.5; 3]);
@@ -93,7 +93,7 @@ fn a_failing_workload_is_marked_and_left_out() {
         .run(&mut Host::default(), &mut report, &mut log)
         .unwrap();
     assert_eq!(log.steps.len(), 2, "tried once each");
-    assert_eq!(log.done, suite.runs());
+    assert_eq!(log.done, suite.runs(&Host::default()));
     let why = report.results[0].failed.as_ref().unwrap();
     assert!(why.contains("code 4") && why.contains("no memory"), "{why}");
 }
@@ -131,7 +131,7 @@ fn inputs_are_made_once_before_everything_and_without_them_nothing_runs() {
         .unwrap();
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "Time: 3\n");
     assert_eq!(report.results[1].samples, [3.0; 3]);
-    assert_eq!(log.done, suite.runs());
+    assert_eq!(log.done, suite.runs(&Host::default()));
 
     suite.work[0].1[0].prepare = vec!["false".into()];
     let (mut report, mut log) = (empty(), Log::default());
@@ -203,7 +203,7 @@ fn until_sure_ends_each_row_when_it_is_decided() {
     report.options = options(&suite);
     suite.run(&mut place, &mut report, &mut log).unwrap();
     assert!(report.complete);
-    assert_eq!(log.done, suite.runs());
+    assert_eq!(log.done, suite.runs(&Host::default()));
     crate::verdicts::judge(&mut report);
     let rows: Vec<(&str, usize)> = report
         .results
@@ -235,5 +235,5 @@ fn until_sure_ends_each_row_when_it_is_decided() {
     suite.run(&mut place, &mut report, &mut log).unwrap();
     assert!(report.complete);
     assert_eq!(report.results[0].samples.len(), 5);
-    assert!(log.done < suite.runs());
+    assert!(log.done < suite.runs(&Host::default()));
 }

@@ -47,6 +47,7 @@ mod scheduler_throttled;
 mod scheduler_wakeup;
 mod soak;
 mod trace;
+mod vtime_beside;
 mod vtime_frequency;
 mod vtime_guests;
 mod vtime_host;
