@@ -226,15 +226,17 @@ impl Beside {
 
     /// The figures of all guests, in the form that [`metrics_of`] reads.
     fn figures(&self, metrics: &[Metric], outcomes: &[GuestOutcome]) -> Result<Value> {
-        let ended = Runs::of(&outcomes[0].output, f64::INFINITY).last_end();
+        let measured = Runs::of(&outcomes[0].output, f64::INFINITY);
         let figures = |outcome: &GuestOutcome| {
             let name = &outcome.name;
-            let runs = Runs::of(&outcome.output, ended);
+            let runs = Runs::of(&outcome.output, measured.last_end());
             ensure!(
                 !runs.0.is_empty(),
-                "the guest {name} ended no run of the workload while {} was measured: give more \
-                 seconds to --repeat",
-                outcomes[0].name
+                "the guest {name} ended no run of the workload in the time of {}'s {}, {:.2} s: give \
+                 more seconds to --repeat",
+                outcomes[0].name,
+                measured.0.len(),
+                measured.0.len() as f64 * measured.mean_seconds(),
             );
             let had = outcome
                 .had

@@ -30,7 +30,7 @@ const WORK: &str = r#"
 [[workload]]
 name = 'loops'
 about = ''
-command = """sh -c 'for j in 1 2; do (i=0; while [ $i -lt 10000 ]; do i=$((i+1)); done) & done; wait
+command = """sh -c 'for j in 1 2; do (i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done) & done; wait
     echo loaded: $(grep -c enabled /sys/kernel/sched_ext/state)'"""
 label = 'two'
 timeout_s = 60
@@ -54,7 +54,7 @@ fn guests_of_a_host_are_measured_in_pairs_of_schedulers() -> Result<()> {
         .arg(path("host.toml"))
         .arg("--workloads")
         .arg(path("loops.toml"))
-        .args("--workload loops --sched scx_magpie --rounds 2 --repeat 0.5 --json".split(' '))
+        .args("--workload loops --sched scx_magpie --rounds 2 --repeat 1 --json".split(' '))
         .arg(path("result.json"))
         .output()
         .context("run the bench")?;
