@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * What a guest of a shared host had between its two marks, which are around what is
- * measured: its report tells that apart from the boot.
+ * measured: its report tells that apart from the boot. A guest in the background, which
+ * runs until it is ended, is measured until the last other guest reaches its end mark:
+ * the others still stop their schedulers and power off then, which leaves it the host.
  */
 #include "vtime.h"
 
-static bool has_begun, has_ended;
-static struct span at_begin, at_end;
-
-/* Return what the guest's vCPUs had until @now_ns. All but the caller's rest. */
-static struct span until(int64_t now_ns)
+/* Return what the vCPUs of @g had until @now_ns. All but the caller's rest. */
+static struct span until(const struct guest *g, int64_t now_ns)
 {
 	struct span sum = { .end_ns = now_ns };
 
-	for (unsigned int i = 0; i < nr_vcpus; i++) {
-		const struct vcpu *v = &vcpus[i];
+	for (unsigned int i = 0; i < g->nr_vcpus; i++) {
+		const struct vcpu *v = &host->vcpus[g->first_vcpu + i];
 		const int64_t waited = now_ns - v->waits_since_ns;
 
 		sum.insns += v->insns;
@@ -29,35 +28,44 @@ static void begin(unsigned int index, void *userdata)
 	(void)index;
 	(void)userdata;
 	vcpu_count(self);
-	at_begin = until(self->local_ns);
-	has_begun = true;
+	own->at_begin = until(own, self->local_ns);
+	own->has_begun = true;
 }
 
 static void end(unsigned int index, void *userdata)
 {
 	(void)index;
 	(void)userdata;
-	if (!has_begun || has_ended)
+	if (!own->has_begun || own->has_ended)
 		return;
 	vcpu_count(self);
-	at_end = until(self->local_ns);
-	has_ended = true;
+	own->at_end = until(own, self->local_ns);
+	own->has_ended = true;
+	for (unsigned int i = 0; !own->is_background && i < host->nr_guests; i++) {
+		struct guest *g = &host->guests[i];
+
+		if (g->is_background && !g->has_ended) {
+			g->at_end = until(g, self->local_ns);
+			g->is_closed = true;
+		}
+	}
 }
 
 bool span_has_begun(void)
 {
-	return has_begun;
+	return own->has_begun;
 }
 
 /* Return what the guest had since its begin mark, until its end mark or now. */
 struct span span_so_far(void)
 {
-	struct span span = has_ended ? at_end : until(turn_now());
+	const bool is_known = own->has_ended || own->is_closed;
+	struct span span = is_known ? own->at_end : until(own, turn_now());
 
-	span.begin_ns = at_begin.end_ns;
-	span.insns -= at_begin.insns;
-	span.idle_ns -= at_begin.idle_ns;
-	span.steal_ns -= at_begin.steal_ns;
+	span.begin_ns = own->at_begin.end_ns;
+	span.insns -= own->at_begin.insns;
+	span.idle_ns -= own->at_begin.idle_ns;
+	span.steal_ns -= own->at_begin.steal_ns;
 	return span;
 }
 

@@ -171,6 +171,13 @@ enum main_state {
 	MAIN_CALLED, /* has a reason to return from ppoll(), but has not returned */
 };
 
+/* What the vCPUs of a guest have had so far, or between its marks. */
+struct span {
+	int64_t begin_ns, end_ns;
+	uint64_t insns;
+	int64_t idle_ns, steal_ns;
+};
+
 /* A guest: a QEMU process, with its main loop. Under turn.c's lock. */
 struct guest {
 	pid_t pid; /* 0: has not joined */
@@ -185,6 +192,9 @@ struct guest {
 	bool main_renotified; /* a vCPU notified the main loop while it was busy */
 	bool main_asleep; /* sleeps on main_word */
 	uint32_t main_word; /* futex: changes when the main loop may go on */
+	bool has_begun, has_ended; /* its command: see span.c */
+	bool is_closed; /* in the background, and the command of another one has ended */
+	struct span at_begin, at_end;
 };
 
 /*
@@ -221,13 +231,6 @@ struct perturbation {
 	uint64_t schedule; /* fingerprint of these turns */
 	uint64_t stops; /* of vCPUs */
 	int64_t stopped_ns;
-};
-
-/* What the vCPUs of a guest have had so far, or between its marks. */
-struct span {
-	int64_t begin_ns, end_ns;
-	uint64_t insns;
-	int64_t idle_ns, steal_ns;
 };
 
 /* An option of the plugin whose value is a number. */
