@@ -182,9 +182,6 @@ impl Beside {
             let mut releases = Vec::new();
             for guest in &guests {
                 let release = guest.options.kernel.release(progress)?;
-                if releases.is_empty() {
-                    self.kernel.clone_from(&release);
-                }
                 if !releases.contains(&release) {
                     releases.push(release);
                 }

@@ -1,6 +1,7 @@
 //! `magpie bench --host`: each guest runs the scheduler of its pair, its figures are its own, and two
 //! rounds are two samples.
 
+use std::ops::Range;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -54,7 +55,10 @@ fn guests_of_a_host_are_measured_in_pairs_of_schedulers() -> Result<()> {
         .arg(path("host.toml"))
         .arg("--workloads")
         .arg(path("loops.toml"))
-        .args("--workload loops --sched scx_magpie --rounds 2 --repeat 1 --json".split(' '))
+        .args(
+            "--workload loops --sched eevdf --neighbour scx_magpie --rounds 2 --repeat 1 --json"
+                .split(' '),
+        )
         .arg(path("result.json"))
         .output()
         .context("run the bench")?;
@@ -75,48 +79,37 @@ fn guests_of_a_host_are_measured_in_pairs_of_schedulers() -> Result<()> {
         ensure!(row.samples.len() == 2, "{pair}, {case}: {:?}", row.samples);
         Ok(row.samples.clone())
     };
-    for (pair, loaded) in [
-        ("eevdf beside eevdf", [0.0, 0.0]),
-        ("eevdf beside scx_magpie", [0.0, 1.0]),
-        ("scx_magpie beside eevdf", [1.0, 0.0]),
-        ("scx_magpie beside scx_magpie", [1.0, 1.0]),
-    ] {
-        for (guest, loaded) in ["heavy", "light"].iter().zip(loaded) {
-            assert_eq!(
-                samples(pair, &format!("{guest} loaded"))?,
-                [loaded; 2],
-                "{pair}, {guest}"
-            );
-        }
-        // Preferred CPUs and alarms are the schedulers' business, so only EEVDF's figures are known.
-        if pair != "eevdf beside eevdf" {
-            continue;
-        }
-        let both = |figure: &str| -> Result<(Vec<f64>, Vec<f64>)> {
-            let of = |guest| samples(pair, &format!("{guest} {figure}"));
-            Ok((of("heavy")?, of("light")?))
-        };
-        let (heavy, light) = both("time")?;
-        assert_ne!(heavy[0], heavy[1], "two rounds are one run twice");
-        let (heavy_cpu, light_cpu) = both("CPU time per run")?;
-        let (heavy_share, light_share) = both("share of the host")?;
-        for round in 0..2 {
-            let ratio = light[round] / heavy[round];
-            ensure!(
-                (2.4..3.6).contains(&ratio),
-                "the light guest takes {ratio} times as long"
-            );
-            let ratio = light_cpu[round] / heavy_cpu[round];
-            ensure!(
-                (0.9..1.2).contains(&ratio),
-                "the same work takes {ratio} times the CPU time"
-            );
-            let shares = [heavy_share[round], light_share[round]];
-            ensure!(
-                (70.0..77.0).contains(&shares[0]) && (23.0..35.0).contains(&shares[1]),
-                "the guests have {shares:?} percent of the host"
-            );
-        }
+    let of_both = |pair: &str, figure: &str| -> Result<(Vec<f64>, Vec<f64>)> {
+        let of = |guest| samples(pair, &format!("{guest} {figure}"));
+        Ok((of("heavy")?, of("light")?))
+    };
+    let (eevdf, ours) = ("eevdf beside eevdf", "eevdf beside scx_magpie");
+    assert_eq!(of_both(eevdf, "loaded")?, (vec![0.0; 2], vec![0.0; 2]));
+    assert_eq!(of_both(ours, "loaded")?, (vec![0.0; 2], vec![1.0; 2]));
+
+    let (heavy, light) = of_both(eevdf, "time")?;
+    assert_ne!(heavy[0], heavy[1], "two rounds are one run twice");
+    let (heavy_cpu, light_cpu) = of_both(eevdf, "CPU time per run")?;
+    let (heavy_share, light_share) = of_both(eevdf, "share of the host")?;
+    for round in 0..2 {
+        is_within("times as long", light[round] / heavy[round], 2.4..3.6)?;
+        is_within(
+            "times the CPU time",
+            light_cpu[round] / heavy_cpu[round],
+            0.9..1.1,
+        )?;
+        is_within("percent of the host", heavy_share[round], 70.0..77.0)?;
+        // Both keep all of their CPUs busy, but for the starts of their runs.
+        let together = heavy_share[round] + light_share[round];
+        is_within("percent of the host together", together, 99.0..100.5)?;
     }
+    Ok(())
+}
+
+fn is_within(what: &str, value: f64, range: Range<f64>) -> Result<()> {
+    ensure!(
+        range.contains(&value),
+        "{value:.3} {what}, which is not within {range:?}"
+    );
     Ok(())
 }
