@@ -102,7 +102,8 @@ impl Latencies {
         }
         let since = |time: u64, now: u64| now.saturating_sub(time).max(1);
         self.wakeup.saturating_record(since(woken_at, running_at));
-        self.request.saturating_record(since(woken_at, sys::now_ns()));
+        self.request
+            .saturating_record(since(woken_at, sys::now_ns()));
         self.answer.saturating_record(since(asked_at, running_at));
     }
 }
