@@ -102,8 +102,9 @@ struct cpu_state cpu_states[MAX_CPUS];
 /*
  * The clock is the furthest of the LLC's CPUs, but for those of light tasks. A tick writes it if it
  * is a millisecond behind; ticks, CPUs that leave idle, and wakers of idle CPUs read it. Ticks,
- * pulls and the start of idle periods change @waiting. Busy CPUs write the rest when they balance,
- * and their part of @paces when they go idle.
+ * pulls and the start of idle periods change @waiting, which busy CPUs read when they balance, and
+ * wakers where all CPUs have waiting tasks. It may be below 0 for a moment. Busy CPUs write the
+ * rest when they balance, and their part of @paces when they go idle.
  */
 struct llc_state {
 	u64 clock;

@@ -3,7 +3,8 @@
  * overloaded.bpf.h - mechanism "queue", part: which CPUs have queued tasks that may run elsewhere.
  *
  * A map with one bit per CPU, and a count of waiting tasks per LLC. Idle CPUs search the map
- * (balance/steal.bpf.h), busy CPUs compare the counts (balance/balance.bpf.h).
+ * (balance/steal.bpf.h), busy CPUs compare the counts (balance/balance.bpf.h), and wakers both
+ * (place/queue_choice.bpf.h).
  *
  *   task queued            -> the queue's bit is set, by the CPU that queues the task
  *   queue found empty      -> the queue's bit is cleared, by its CPU or by a thief
@@ -43,6 +44,26 @@ static __always_inline bool is_overloaded(s32 cpu)
 	u32 line = place / SPARSEMASK_BITS;
 
 	return line < MAX_LINES && sparsemask_line_test(&overloaded[line], place);
+}
+
+/*
+ * Return whether tasks that may move wait on all CPUs that share a line of the map with this one:
+ * up to eight of its LLC, because each LLC begins with a new line. One load.
+ */
+static __always_inline bool are_near_overloaded(s32 cpu)
+{
+	const volatile struct llc_topology *llc = llc_of(topology_of(cpu)->llc);
+	u32 line = topology_of(cpu)->place / SPARSEMASK_BITS;
+	u32 next = (line + 1) * SPARSEMASK_BITS;
+	u32 end = llc->first + llc->size;
+	u64 mask = (1ULL << SPARSEMASK_BITS) - 1;
+
+	if (line >= MAX_LINES)
+		return false;
+	if (next > end)
+		mask >>= next - end;
+
+	return (READ_ONCE(overloaded[line].bits) & mask) == mask;
 }
 
 /* The first overloaded place in [from, end), or end. Global: the verifier proves it once. */

@@ -249,8 +249,8 @@ static __always_inline u64 estimate_vruntime(const struct cpu_state *state, u64 
 
 /*
  * Return whether a task woken @now that joins at vruntime @start goes first because it is much
- * shorter than the running one, which has had more than the woken one. A task that is past its usual
- * burst is expected to run for as long again as it is past it: the longer, the longer still.
+ * shorter than the running one, which has had more than the woken one. A task that is past its
+ * usual burst is expected to run for as long again as it is past it: the longer, the longer still.
  */
 static __always_inline bool is_shorter(const struct task_state *ts, u64 start, u64 now,
 				       const struct cpu_state *state)
