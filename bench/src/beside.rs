@@ -36,10 +36,15 @@ const LIMIT: Duration = Duration::from_secs(3600);
 /// in nanoseconds of virtual time.
 const MARK: &str = "magpie-run:";
 
-/// What a guest runs: the command over and over, for `$1` nanoseconds if given. A scheduler that ends
-/// by itself is a failure, because the kernel goes on with its own.
-const SCRIPT: &str = r#"state() { read -r state </sys/kernel/sched_ext/state; }
-state; loaded=$state
+/// What a guest runs: the command over and over, for `$2` nanoseconds if given. In a guest with a
+/// scheduler (`$1`), one that ends by itself is a failure, also before the first run, because the kernel
+/// goes on with its own.
+const SCRIPT: &str = r#"must_run() {
+    [ "$1" = scheduler ] || return 0
+    read -r state </sys/kernel/sched_ext/state
+    [ "$state" = enabled ] || { echo "the scheduler ended by itself"; cat /run/scheduler; exit 125; }
+}
+must_run "$1"
 begin=$(vtime-mark now)
 while :; do
     from=$(vtime-mark now)
@@ -48,9 +53,8 @@ while :; do
     to=$(vtime-mark now)
     printf '\n{mark} %s %s\n' "$from" "$to"
     [ $code = 0 ] || exit $code
-    state
-    [ "$state" = "$loaded" ] || { echo "the scheduler ended by itself"; cat /run/scheduler; exit 125; }
-    [ -z "$1" ] || [ $((to - begin)) -lt "$1" ] || exit 0
+    must_run "$1"
+    [ -z "$2" ] || [ $((to - begin)) -lt "$2" ] || exit 0
 done
 "#;
 
@@ -153,6 +157,15 @@ impl Beside {
                      no time: choose another one",
                     workload.name
                 );
+                ensure!(
+                    !self
+                        .work
+                        .iter()
+                        .any(|work| work.case.argv_of("") == case.argv_of("")),
+                    "two workloads run the same command, {}, and --host cannot tell them apart: \
+                     measure one at a time",
+                    shell_words::join(case.argv_of(""))
+                );
                 self.work.push(Work {
                     case: case.clone(),
                     metrics: own.clone(),
@@ -178,7 +191,7 @@ impl Beside {
         for candidate in candidates {
             self.candidate = candidate.clone();
             let guests = self.host_guests("true")?;
-            host::check(&self.host, &guests)?;
+            host::check(&self.host, &guests).with_context(|| candidate.name.clone())?;
             let mut releases = Vec::new();
             for guest in &guests {
                 let release = guest.options.kernel.release(progress)?;
@@ -208,12 +221,18 @@ impl Beside {
                 .clone_from(&candidate.boot.parameters);
             options.packages.extend(self.packages.iter().cloned());
             options.files.extend(self.files.iter().cloned());
-            let limit = (index == 0).then(|| format!(" {}", self.repeat.as_nanos()));
+            let limit = (index == 0).then(|| self.repeat.as_nanos().to_string());
+            let scheduler = (!candidate.argv.is_empty()).then(|| candidate.argv.clone());
+            let has = if scheduler.is_some() {
+                "scheduler"
+            } else {
+                "none"
+            };
             Ok(HostGuest {
                 name: entry.name.clone(),
                 options,
-                scheduler: (!candidate.argv.is_empty()).then(|| candidate.argv.clone()),
-                command: format!("{command}{}", limit.unwrap_or_default()),
+                scheduler,
+                command: format!("{command} {has} {}", limit.unwrap_or_default()),
                 background: entry.background,
                 weight: entry.weight(),
             })
@@ -226,6 +245,9 @@ impl Beside {
         let measured = Runs::of(&outcomes[0].output, f64::INFINITY);
         let figures = |outcome: &GuestOutcome| {
             let name = &outcome.name;
+            let had = outcome
+                .had
+                .with_context(|| format!("the guest {name} did not begin its command"))?;
             let runs = Runs::of(&outcome.output, measured.last_end());
             ensure!(
                 !runs.0.is_empty(),
@@ -235,9 +257,6 @@ impl Beside {
                 measured.0.len(),
                 measured.0.len() as f64 * measured.mean_seconds(),
             );
-            let had = outcome
-                .had
-                .with_context(|| format!("{name} left no report"))?;
             let part = had.cpu_seconds / had.seconds;
             let mut figures = runs.averages(metrics)?;
             figures.push(part * runs.mean_seconds());

@@ -57,11 +57,6 @@ impl Plan {
         if args.ablate {
             candidate::add_ablation(&mut candidates)?;
         }
-        ensure!(
-            !args.until_sure || candidates.len() > 1,
-            "--until-sure compares candidates with eevdf, and there is only eevdf: name another \
-             with --sched, such as scx_magpie or again=eevdf"
-        );
         let mut setup = args.setup.clone();
         let beside = match &args.beside.host {
             Some(file) => {
@@ -74,6 +69,11 @@ impl Plan {
             }
             None => None,
         };
+        ensure!(
+            !args.until_sure || candidates.len() > 1,
+            "--until-sure compares candidates with eevdf, and there is only eevdf: name another \
+             with --sched, such as scx_magpie or again=eevdf"
+        );
         let suites = suite::find(&args.suite)?;
         let margin = args.until_sure.then_some(args.margin / 100.0);
         let question = margin.map(Question::from);
@@ -199,9 +199,12 @@ fn baselines(list: &str, candidates: &[Candidate]) -> Result<Option<Value>> {
             !names[..index].contains(name),
             "--baseline names {name} twice"
         );
+        let measured: Vec<&str> = candidates.iter().map(|one| one.name.as_str()).collect();
         ensure!(
-            candidates.iter().any(|candidate| candidate.name == *name),
-            "--baseline names {name}, which is not measured: name it in --sched, too"
+            measured.contains(name),
+            "--baseline names {name}, which is not measured: name it in --sched, too, or choose one \
+             of {}",
+            measured.join(", ")
         );
     }
     Ok((names != [BASELINE]).then(|| names.into()))

@@ -382,10 +382,11 @@ mod tests {
         let perf = "# Running 'sched/pipe' benchmark:\n# Executed 10000 pipe operations between two processes\n\n     \
                     Total time: 0.103 [sec]\n\n      10.345000 usecs/op\n          96665 ops/sec\n";
         assert_eq!(find("perf-pipe").metric[0].read(perf, 9.0).unwrap(), 0.103);
-        let latency = "{\"requests_per_s\":10.5,\"wakeup_us\":{\"p50\":7.25,\"p99\":9.0},\"request_us\":{\"p99\":11.0}}\n";
+        let latency = "{\"requests_per_s\":10.5,\"wakeup_us\":{\"p50\":7.25,\"p99\":9.0},\"request_us\":{\"p99\":11.0},\"answer_us\":{\"p50\":8.5,\"p99\":12.0}}\n";
         let metrics = find("latency").metric;
         assert_eq!(metrics[0].read(latency, 9.0).unwrap(), 7.25);
-        assert_eq!(metrics[3].read(latency, 9.0).unwrap(), 10.5);
+        assert_eq!(metrics[3].read(latency, 9.0).unwrap(), 8.5);
+        assert_eq!(metrics[5].read(latency, 9.0).unwrap(), 10.5);
         let case = &find("latency").cases(&Parameters::new(), 2).unwrap()[0];
         assert_eq!(
             metrics[0].label(case),

@@ -27,7 +27,7 @@ use serde_json::json;
 use crate::Finding;
 use crate::{sys, times};
 
-/// Measure wakeup and request latency of message and worker threads.
+/// Measure wakeup, request and answer latency of message and worker threads.
 #[derive(clap::Args)]
 pub struct Args {
     /// Message threads
@@ -92,9 +92,9 @@ impl Latencies {
         })
     }
 
-    /// Works on a request for which the caller asked at `asked_at` and was woken at `woken_at`, and
-    /// notes all latencies.
-    fn work_since(&mut self, asked_at: u64, woken_at: u64, schedule: &Schedule) {
+    /// Works on a request for which the caller was woken at `woken_at`, and asked before, unless a
+    /// timer woke it; notes all latencies.
+    fn work_since(&mut self, asked_at: Option<u64>, woken_at: u64, schedule: &Schedule) {
         let running_at = sys::now_ns();
         sys::work(schedule.operations);
         if woken_at < schedule.measure_from {
@@ -104,7 +104,9 @@ impl Latencies {
         self.wakeup.saturating_record(since(woken_at, running_at));
         self.request
             .saturating_record(since(woken_at, sys::now_ns()));
-        self.answer.saturating_record(since(asked_at, running_at));
+        if let Some(asked_at) = asked_at.filter(|at| *at >= schedule.measure_from) {
+            self.answer.saturating_record(since(asked_at, running_at));
+        }
     }
 }
 
@@ -204,7 +206,7 @@ fn work(team: &Team, index: usize, schedule: &Schedule) -> Result<Latencies> {
                 at => break at,
             }
         };
-        latencies.work_since(asked_at, woken_at, schedule);
+        latencies.work_since(Some(asked_at), woken_at, schedule);
     }
     Ok(latencies)
 }
@@ -219,7 +221,7 @@ fn work_by_timer(interval: Duration, schedule: &Schedule) -> Result<Latencies> {
         let passed = sys::now_ns().saturating_sub(next);
         next += interval * (passed / interval + 1);
         sys::sleep_until(next)?;
-        latencies.work_since(next, next, schedule);
+        latencies.work_since(None, next, schedule);
     }
     Ok(latencies)
 }
@@ -227,12 +229,16 @@ fn work_by_timer(interval: Duration, schedule: &Schedule) -> Result<Latencies> {
 fn describe(latencies: &Latencies, elapsed: f64) -> Finding {
     let requests = latencies.request.len();
     let rate = requests as f64 / elapsed;
+    // With a timer nobody asks.
+    let answer = (!latencies.answer.is_empty()).then_some(&latencies.answer);
     let mut text = String::new();
-    for (name, histogram) in [
-        ("wakeup", &latencies.wakeup),
-        ("request", &latencies.request),
-        ("answer", &latencies.answer),
-    ] {
+    let all = [
+        ("wakeup", Some(&latencies.wakeup)),
+        ("request", Some(&latencies.request)),
+        ("answer", answer),
+    ];
+    for (name, histogram) in all {
+        let Some(histogram) = histogram else { continue };
         let _ = writeln!(text, "{name:<7} us: {}", times::describe(histogram));
     }
     let _ = write!(
@@ -242,7 +248,7 @@ fn describe(latencies: &Latencies, elapsed: f64) -> Finding {
     let json = json!({
         "elapsed_s": elapsed, "requests": requests, "requests_per_s": rate,
         "wakeup_us": times::percentiles(&latencies.wakeup), "request_us": times::percentiles(&latencies.request),
-        "answer_us": times::percentiles(&latencies.answer),
+        "answer_us": answer.map(times::percentiles),
     });
     // Fail if there was no request at all: a wakeup was lost.
     Finding {
