@@ -21,7 +21,8 @@
  * that is in virtual time depends on what had its turn, but the others go on.
  *
  * A guest of the option background= runs beside the others. When all others have ended,
- * time stands still, and it ends with a report of what it had until then.
+ * time stands still, and it ends. The span of its report is closed before that, when the
+ * last of the others reaches its end mark (span.c).
  *
  * Without the option host= the state is this process's own.
  */

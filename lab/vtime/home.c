@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Which node's memory has a line: guest-physical memory is divided evenly among the nodes, in the
- * order of addresses.
+ * Which node's memory has a line: guest-physical memory is divided among the nodes in the order of
+ * addresses, each with as many whole MiB, and the last one with the rest.
  */
 #include "memory.h"
 
@@ -40,7 +40,7 @@ unsigned int home_node(uint32_t line)
 
 	if (address >= 4 * GIB)
 		address -= 4 * GIB - low_bytes();
-	node = address * memory_options.nr_nodes / ram_bytes();
+	node = address / ((uint64_t)(memory_options.ram_mib / memory_options.nr_nodes) << 20);
 	if (node >= memory_options.nr_nodes)
 		node = memory_options.nr_nodes - 1;
 	return node;

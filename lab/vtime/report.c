@@ -99,7 +99,7 @@ static void write_perturbation(FILE *f)
 		perturbation.stopped_ns);
 }
 
-/* Write what the guest had since its begin mark, and until its end mark if it has come. */
+/* Write what the guest had between its marks, see span.c. */
 static void write_span(FILE *f)
 {
 	const struct span span = span_so_far();

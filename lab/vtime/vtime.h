@@ -178,7 +178,10 @@ struct span {
 	int64_t idle_ns, steal_ns;
 };
 
-/* A guest: a QEMU process, with its main loop. Under turn.c's lock. */
+/*
+ * A guest: a QEMU process, with its main loop. Under turn.c's lock, but for what span.c writes:
+ * only the vCPU that executes does.
+ */
 struct guest {
 	pid_t pid; /* 0: has not joined */
 	bool is_gone; /* has ended */

@@ -101,12 +101,13 @@ pub enum End {
     Died(String),
 }
 
-/// What a guest had of the host while its command ran.
+/// What a guest had of the host while its command ran, or, in the background, until the commands of
+/// the others had ended.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Had {
     /// Virtual time at which the command began, since the start of the run.
     pub begin_seconds: f64,
-    /// How long the command took, in virtual time.
+    /// How long that was, in virtual time.
     pub seconds: f64,
     /// Time of physical CPUs that all its CPUs had.
     pub cpu_seconds: f64,

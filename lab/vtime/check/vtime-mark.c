@@ -8,7 +8,8 @@
  *	vtime-mark now		prints how old the run is, in nanoseconds
  *	vtime-mark end		the seed's run is over
  *
- * On other machines a mark does nothing. See lab/vtime/snapshot.c and span.c.
+ * On other machines a mark does nothing, and `now` means nothing. See lab/vtime/snapshot.c and
+ * span.c.
  */
 #include <stdint.h>
 #include <stdio.h>

@@ -23,8 +23,7 @@ use magpie_lab::{Guest, Machine, SchedulerExit};
 use super::{Kept, boot_within, enablings, scenes, wait_for_end, warnings};
 use crate::scheduler::{MAGPIE, PATIENCE, shell, words};
 
-/// CPU time of hackbench in each period while the scheduler is loaded, in microseconds. The period is
-/// shorter than the moment in which the kernel moves all tasks, so that some of them run then.
+/// CPU time of hackbench in each period while the scheduler is loaded, in microseconds.
 const LIMIT: &str = "2000 20000";
 
 /// Starts hackbench in a cgroup, and has a line of /tmp/rounds for each of its rounds.
@@ -114,6 +113,7 @@ pub fn cycles(
         ));
     }
     let took = began.elapsed();
+    ensure!(done > 0, "no time was left for a cycle: give more of it");
 
     let rounds = end_load(&mut guest)?;
     let log = warnings(&mut guest)?;

@@ -40,6 +40,10 @@ fn loads_and_ends_leave_nothing_behind() -> Result<()> {
     // The fourth cycle ends with a kill.
     let cycles = cycles("smt8", 4, None, &mut |line| println!("{line}"))?;
     println!("{cycles}");
-    ensure!(cycles.done == 4, "{cycles}");
+    let ended = cycles.reasons.values().sum::<u32>();
+    ensure!(
+        cycles.done == 4 && ended == 4 && cycles.rounds > 0,
+        "{cycles}"
+    );
     Ok(())
 }

@@ -125,8 +125,7 @@ mod tests {
     fn the_hosts_of_the_tree_are_valid() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("hosts");
         let files = std::fs::read_dir(folder).expect("lab/hosts is there");
-        for file in files {
-            HostFile::read(&file.expect("a file").path()).expect("valid");
-        }
+        let files = files.map(|file| HostFile::read(&file.expect("a file").path()).expect("valid"));
+        assert!(files.count() > 0);
     }
 }
