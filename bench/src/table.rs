@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
+use crate::provenance::HOST;
 use crate::relation::Relation;
 use crate::report::{Judged, Report, Row};
 use crate::stats::{Average, variation_percent};
@@ -98,19 +99,61 @@ fn describe_failures(report: &Report) -> String {
     text
 }
 
-/// The tables alone, one per workload, an empty line behind each.
+/// The tables alone, an empty line behind each: one per workload, with a line for each test. Of a host
+/// with several guests they are one per case, with a line for each pair of schedulers, because the
+/// pairs are many and have long names.
 pub fn render_tables(report: &Report, style: Style) -> String {
     let schedulers = report.schedulers();
     let verdicts = Verdicts::of(report);
     let mut text = String::new();
-    for workload in report.workloads() {
-        let mut lines = vec![header(report, workload, &schedulers)];
-        let tests = report.tests_of(workload).into_iter();
-        lines.extend(tests.map(|test| line(report, &verdicts, test, &schedulers)));
+    let mut write = |name: &str, tests: &[Test], turned: bool| {
+        let mut lines = vec![header(report, name, &schedulers)];
+        lines.extend(
+            tests
+                .iter()
+                .map(|(test, name)| line(report, &verdicts, *test, name, &schedulers)),
+        );
+        if turned {
+            lines = turn(&lines);
+        }
         write_lines(&mut text, &lines, style, Align::Left);
         text.push('\n');
+    };
+    for workload in report.workloads() {
+        let tests = report.tests_of(workload);
+        if report.machine.contains_key(HOST) {
+            for (case, tests) in by_case(&tests) {
+                write(format!("{workload} {case}").trim_end(), &tests, true);
+            }
+        } else {
+            let tests: Vec<Test> = tests.into_iter().map(|test| (test, test.1)).collect();
+            write(workload, &tests, false);
+        }
     }
     text
+}
+
+/// A test, and its name in a table.
+type Test<'a> = ((&'a str, &'a str), &'a str);
+
+/// The tests of each case, which stands in front of a test's metric: `-g 1: measured`.
+fn by_case<'a>(tests: &[(&'a str, &'a str)]) -> Vec<(&'a str, Vec<Test<'a>>)> {
+    let mut cases: Vec<(&str, Vec<Test>)> = Vec::new();
+    for test in tests {
+        let (case, metric) = test.1.rsplit_once(": ").unwrap_or(("", test.1));
+        match cases.iter_mut().find(|(name, _)| *name == case) {
+            Some((_, tests)) => tests.push((*test, metric)),
+            None => cases.push((case, vec![(*test, metric)])),
+        }
+    }
+    cases
+}
+
+/// Makes each column a line.
+fn turn(lines: &[Vec<String>]) -> Vec<Vec<String>> {
+    let columns = lines.first().map_or(0, Vec::len);
+    let column = |index: usize| lines.iter().map(|line| line[index].clone()).collect();
+    (0..columns).map(column).collect()
 }
 
 /// The legend of the figures in a cell.
@@ -138,11 +181,12 @@ fn header(report: &Report, workload: &str, schedulers: &[&str]) -> Vec<String> {
     cells
 }
 
-/// The line of a test, with the cells of all schedulers.
+/// The line of a test, which begins with its name in the table, with the cells of all schedulers.
 fn line(
     report: &Report,
     verdicts: &Verdicts,
     test: (&str, &str),
+    name: &str,
     schedulers: &[&str],
 ) -> Vec<String> {
     let base = report.baseline(test);
@@ -156,7 +200,7 @@ fn line(
         }
         _ => "-".into(),
     };
-    let mut cells = vec![test.1.to_string(), average];
+    let mut cells = vec![name.to_string(), average];
     cells.extend(schedulers.iter().map(|scheduler| {
         let row = report.row(test, scheduler);
         cell(report, row, row.and_then(|row| verdicts.get(report, row)))
@@ -322,6 +366,29 @@ mod tests {
         assert_eq!(lines[0], "| hackbench | eevdf average | eevdf | scx_a |");
         assert_eq!(lines[1], "|---|---|---|---|");
         assert!(lines[2].starts_with("| -g 1 | 1.000 s | 1.00 [ -0.00]( 1.58) | 1.00 ["));
+    }
+
+    #[test]
+    fn a_host_with_several_guests_has_a_line_for_each_pair() {
+        let mut report = report_of(&[("eevdf", BASE), ("scx_a beside eevdf", BASE)]);
+        let mut more = report.results.clone();
+        for row in &mut report.results {
+            row.case = "-g 1: measured".into();
+        }
+        for row in &mut more {
+            row.case = "-g 1: neighbour".into();
+        }
+        report.results.append(&mut more);
+        report.machine.insert(HOST.into(), serde_json::json!({}));
+        let text = render_tables(&report, Style::Markdown);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "| hackbench -g 1 | measured | neighbour |");
+        assert_eq!(lines[2], "| eevdf average | 1.000 s | 1.000 s |");
+        assert!(
+            lines[4].starts_with("| scx_a beside eevdf | 1.00 ["),
+            "{text}"
+        );
+        assert_eq!(lines.len(), 6, "{text}");
     }
 
     #[test]

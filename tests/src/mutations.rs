@@ -308,6 +308,13 @@ pub const MUTATIONS: &[Mutation] = &[
         finder: Native("bandwidth", "a_burst_is_saved_up"),
     },
     Mutation {
+        fault: "half of what the host gave counts as a loss",
+        file: "scheduler/src/bpf/portable/governor.h",
+        old: "#define LOST 45",
+        new: "#define LOST 55",
+        finder: Native("governor", "a_neighbour_that_begins_to_work_is_no_loss"),
+    },
+    Mutation {
         fault: "no core may be left",
         file: "scheduler/src/bpf/portable/governor.h",
         old: "\tif (cores < 1)\n\t\treturn 1;\n",

@@ -224,11 +224,11 @@ fn period_by_vcpus(total: u32, host: u32, neighbours: u32, cores: u32) -> Input 
 }
 
 proptest! {
-    /// Where fewer busy vCPUs get less, the guest still gets half of what it would with all of them,
+    /// Where fewer busy vCPUs get less, the guest still gets 45 % of what it would with all of them,
     /// less the steal time that counts as too little to act, but for the periods in which it tries
     /// fewer, and it stays where it is most of the time.
     #[test]
-    fn on_a_host_that_weighs_vcpus_a_guest_gets_at_least_half(
+    fn on_a_host_that_weighs_vcpus_a_guest_gets_nearly_half(
         total in 2..=64u32,
         host in 1..=64u32,
         neighbours in 1..=64u32,
@@ -241,11 +241,40 @@ proptest! {
             history.push((state.cores, input.given));
             next(&config(Kind::Direct), &mut state, &input);
         }
-        let enough = all / 2 * (10_000 - config(Kind::Direct).high) / 10_000;
+        let enough = all * 45 / 100 * (10_000 - config(Kind::Direct).high) / 10_000;
         let poor = history.iter().filter(|(_, given)| given + 1 < enough).count();
-        prop_assert!(poor < 40, "{poor} of 1000 periods below half of {all}: {history:?}");
+        prop_assert!(poor < 40, "{poor} of 1000 periods below 45 % of {all}: {history:?}");
         let cores: Vec<u32> = history[100..].iter().map(|(cores, _)| *cores).collect();
         prop_assert!(changes(&cores) < 150, "{} changes: {cores:?}", changes(&cores));
+    }
+}
+
+proptest! {
+    /// A guest of 8 CPUs uses two CPUs of its host when a neighbour begins to work, and has one from
+    /// then on. It never takes all cores back, and soon uses one, however wrong its estimates at alarms are:
+    /// with two cores up to a quarter of a core too low, and with all of them a tenth too high.
+    #[test]
+    fn a_neighbour_that_begins_to_work_is_no_loss(
+        first in 150..=210u32,
+        later in prop::collection::vec(75..=100u32, 5),
+    ) {
+        let mut state = state_with(8);
+        let mut look = |given: u32| {
+            let given = if state.cores == 1 { 100 } else { given };
+            let mut input = Input {
+                total: 8,
+                steal: (100 * state.cores).saturating_sub(given) * 100 / state.cores,
+                busy: 100 * state.cores,
+                given,
+                doubt: 0,
+            };
+            input.doubt = doubt(&input);
+            next(&config(Kind::Direct), &mut state, &input)
+        };
+        let mut cores = vec![8, look(first)];
+        cores.extend(later.into_iter().map(look));
+        prop_assert!(cores[2..].iter().all(|later| *later <= cores[1]), "{cores:?}");
+        prop_assert_eq!(cores[3], 1, "{:?}", cores);
     }
 }
 

@@ -30,11 +30,14 @@
  * To use fewer cores is a probe, too, because a host may divide its CPUs among busy vCPUs instead
  * of among guests: there fewer vCPUs get less. Until the host has no more steal time, `direct`
  * therefore goes down to half of what the host gave at first, but not further; and if the host
- * gives even less than that, `direct` uses as many cores as before. Half, because that much less
+ * gives clearly less than that, `direct` uses as many cores as before. Half, because that much less
  * may do for the same work when no lock's holder is preempted: in hackbench, 8 vCPUs needed 1.84
- * times the CPU time. The wait before it tries fewer again doubles as well.
+ * times the CPU time. Clearly, because half is what is left when a neighbour of the same size
+ * begins to work: with less than half, one of five guests used all cores again for a second. Where
+ * vCPUs are weighed, two guests of the same size give 40 % or less to the one that uses as many
+ * cores as it was given. The wait before it tries fewer again doubles as well.
  *
- *   steal > high? --yes--> direct: less than half since it went down? --yes--> as many as before
+ *   steal > high? --yes--> direct: less than 45 % since it went down? --yes--> as many as before
  *        |                         | no
  *        |                 direct: as many given as are used, or such a wait? --yes--> stay
  *        | no                      | no
@@ -54,6 +57,8 @@
 
 #define LONGEST_WAIT 64 /* periods between probes, at most */
 #define WORTH_KEEPING 25 /* 1/100 of a core that may be missing of the last one */
+
+#define LOST 45 /* percent of what the host gave: less than that with fewer cores is a loss */
 
 #define DOUBTED 8 /* at an alarm, one part in so many of what the host took, up to a core */
 
@@ -118,7 +123,9 @@ static inline u32 governor_clamp(u32 cores, u32 most)
 static inline bool governor_lost(const struct governor_state *state,
 				 const struct governor_input *input)
 {
-	return state->more > state->cores && input->given < state->more_given / 2 &&
+	u32 least = state->more_given * LOST / 100;
+
+	return state->more > state->cores && input->given + input->doubt < least &&
 	       input->busy >= state->cores * ALL_IN_USE;
 }
 
@@ -142,7 +149,7 @@ static inline u32 governor_shrink(const struct governor_config *config,
 				  struct governor_state *state, const struct governor_input *input)
 {
 	u32 fewer = (input->given + input->doubt + WORTH_KEEPING) / 100;
-	u32 least = (state->more_given + 199) / 200;
+	u32 least = (state->more_given + 100) / 200;
 
 	if (config->kind == GOVERNOR_DIRECT) {
 		if (governor_lost(state, input))
