@@ -104,6 +104,9 @@ measure_all() {
 	slow overcommit-vt8on2 --in vtime --machine vt8on2 \
 		--sched 'by-hand=eevdf{boot:maxcpus=2},scx_magpie,scx_magpie --no-preferred' \
 		--workload hackbench --set groups=1,4 --set loops=400 --rounds 4
+	slow neighbours-vt8on2 --host lab/hosts/neighbours.toml \
+		--sched 'scx_magpie,by-hand=eevdf{boot:maxcpus=1}' \
+		--workload hackbench --groups 1 --loops 50 --rounds 4
 	slow hackbench-flat8 --in vm --machine flat8 --sched scx_magpie \
 		--workload hackbench --groups 1,4 --loops 50 --rounds 7
 	# On two CPUs of the host, which `make` names: a guest with more vCPUs is then overcommitted.

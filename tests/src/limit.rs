@@ -1,4 +1,4 @@
-//! Limits each vCPU of a guest to a known share of a CPU, as an overcommitted host does.
+//! Takes CPU time from a guest, as an overcommitted host does: a share of each vCPU's, or all of one.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
+use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 
 const PERIOD_US: u64 = 100_000;
@@ -69,6 +71,34 @@ impl Limit {
             }
         });
         Limit::Signals(ended, Some(thread))
+    }
+}
+
+/// A vCPU that its host does not run. Dropping it lets the vCPU go on.
+pub struct Taken(Pid);
+
+impl Taken {
+    /// Stops a vCPU of a guest in real time.
+    pub fn new(guest: &mut Guest, vcpu: usize) -> Result<Self> {
+        let threads = guest.qemu_threads()?;
+        let thread = threads
+            .get(vcpu)
+            .with_context(|| format!("no vCPU {vcpu} among {}", threads.len()))?;
+        let thread = Pid::from_raw(thread.cast_signed());
+        let stop = || -> nix::Result<()> {
+            ptrace::seize(thread, ptrace::Options::empty())?;
+            ptrace::interrupt(thread)?;
+            waitpid(thread, Some(WaitPidFlag::__WALL)).map(|_| ())
+        };
+        stop().with_context(|| format!("stop vCPU {vcpu}, thread {thread} of QEMU"))?;
+        Ok(Self(thread))
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        // Fails if QEMU has ended.
+        let _ = ptrace::detach(self.0, None);
     }
 }
 

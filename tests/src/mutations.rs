@@ -170,8 +170,8 @@ pub const MUTATIONS: &[Mutation] = &[
     Mutation {
         fault: "a claim does not claim",
         file: "scheduler/src/bpf/portable/idle_map.h",
-        old: "return __sync_val_compare_and_swap(word, old, now) == old;",
-        new: "return *word == old && now;",
+        old: "return __sync_val_compare_and_swap(word, old, claim) == old;",
+        new: "return *word == old && claim;",
         finder: Native("placement", "the_previous_cpu_comes_first"),
     },
     Mutation {
@@ -383,6 +383,20 @@ pub const MUTATIONS: &[Mutation] = &[
         old: "\tu64 idled = READ_ONCE(state->idled) - READ_ONCE(state->idled_when_looked);",
         new: "\tu64 idled = 0;",
         finder: Machine("each_cpu_asks_for_the_performance"),
+    },
+    Mutation {
+        fault: "a claim that has lapsed is another task's",
+        file: "scheduler/src/bpf/portable/placement.h",
+        old: "\tcall_idle(cpu);\n\treturn false;\n}",
+        new: "\treturn true;\n}",
+        finder: Machine("an_idle_cpu_that_the_host_took_gets_no_second_task"),
+    },
+    Mutation {
+        fault: "a task waits for a CPU that does not come",
+        file: "scheduler/src/bpf/place/queue_choice.bpf.h",
+        old: "\tif (is_late(previous, now))\n\t\treturn leave_late(p, previous, now);\n",
+        new: "",
+        finder: Machine("an_idle_cpu_that_the_host_took_gets_no_second_task"),
     },
 ];
 

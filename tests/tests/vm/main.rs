@@ -43,6 +43,7 @@ mod scheduler_start;
 mod scheduler_steal;
 mod scheduler_stranded;
 mod scheduler_survival;
+mod scheduler_taken;
 mod scheduler_throttled;
 mod scheduler_wakeup;
 mod soak;

@@ -15,9 +15,12 @@
  *   busy again: word = busy, and the bit stays
  *   tick:       bit set? --yes--> clear it; last of its LLC? --yes--> one LLC less
  *
- * A claim is the time at which it was made. It ends when the CPU leaves idle. From CLAIM_HOLDS_NS
- * on the next waker asks the CPU to end it: otherwise a waker whose task went elsewhere would hide
- * the CPU for as long as it idles. See claim_by_word() in placement.h.
+ * A claim is the time at which it was made, and odd if it was made anew. It ends when the CPU leaves
+ * idle. From CLAIM_HOLDS_NS on the next waker asks the CPU to end it: otherwise a waker whose task
+ * went elsewhere would hide the CPU for as long as it idles. See claim_by_word() in placement.h.
+ *
+ * A CPU that was called and does not come may be a vCPU that its host has taken, so no further task
+ * shall wait for it: see is_word_late().
  */
 #ifndef __MAGPIE_IDLE_MAP_H
 #define __MAGPIE_IDLE_MAP_H
@@ -53,12 +56,23 @@ static inline bool is_word_quiet(u64 word, u64 now)
 }
 
 /*
+ * Return whether a CPU was claimed long ago and has not come. A task that wakes on it waits in a list
+ * of the kernel until it comes, from where nobody can take it.
+ */
+static inline bool is_word_late(u64 word, u64 now)
+{
+	return word > IDLE_LAST && (word % 2 || (s64)(now - word) > CLAIM_HOLDS_NS);
+}
+
+/*
  * Claim a CPU for one task, so that no other waker sends a second one there. @old: the word that
  * the caller read and found free.
  */
 static inline bool claim_word(u64 *word, u64 old, u64 now)
 {
-	return __sync_val_compare_and_swap(word, old, now) == old;
+	u64 claim = old > IDLE_LAST ? now | 1 : now & ~1ULL;
+
+	return __sync_val_compare_and_swap(word, old, claim) == old;
 }
 
 /*
