@@ -99,9 +99,9 @@ fn describe_failures(report: &Report) -> String {
     text
 }
 
-/// The tables alone, an empty line behind each: one per workload, with a line for each test. Of a host
-/// with several guests they are one per case, with a line for each pair of schedulers, because the
-/// pairs are many and have long names.
+/// The tables alone, an empty line behind each: one per workload, with a line for each test. Of a
+/// host with several guests they are one per case, with a line for each pair of schedulers, because
+/// the pairs are many and have long names.
 pub fn render_tables(report: &Report, style: Style) -> String {
     let schedulers = report.schedulers();
     let verdicts = Verdicts::of(report);

@@ -1,6 +1,8 @@
-//! Takes CPU time from a guest, as an overcommitted host does: a share of each vCPU's, or all of one.
+//! Takes CPU time from a guest, as an overcommitted host does: a share of each vCPU's, or all of
+//! one's.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use magpie_lab::Guest;
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 const PERIOD_US: u64 = 100_000;
@@ -74,8 +76,8 @@ impl Limit {
     }
 }
 
-/// A vCPU that its host does not run. Dropping it lets the vCPU go on.
-pub struct Taken(Pid);
+/// A vCPU that its host does not run. Dropping it, on the thread that made it, lets the vCPU go on.
+pub struct Taken(Pid, PhantomData<*const ()>);
 
 impl Taken {
     /// Stops a vCPU of a guest in real time.
@@ -85,13 +87,17 @@ impl Taken {
             .get(vcpu)
             .with_context(|| format!("no vCPU {vcpu} among {}", threads.len()))?;
         let thread = Pid::from_raw(thread.cast_signed());
-        let stop = || -> nix::Result<()> {
-            ptrace::seize(thread, ptrace::Options::empty())?;
-            ptrace::interrupt(thread)?;
-            waitpid(thread, Some(WaitPidFlag::__WALL)).map(|_| ())
-        };
-        stop().with_context(|| format!("stop vCPU {vcpu}, thread {thread} of QEMU"))?;
-        Ok(Self(thread))
+        let context = || format!("stop vCPU {vcpu}, thread {thread} of QEMU");
+        ptrace::seize(thread, ptrace::Options::empty()).with_context(context)?;
+        let taken = Self(thread, PhantomData);
+        ptrace::interrupt(thread).with_context(context)?;
+        let status = waitpid(thread, Some(WaitPidFlag::__WALL)).with_context(context)?;
+        ensure!(
+            matches!(status, WaitStatus::PtraceEvent(..)),
+            "{}: it is in another state: {status:?}",
+            context()
+        );
+        Ok(taken)
     }
 }
 

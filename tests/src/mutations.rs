@@ -168,6 +168,13 @@ pub const MUTATIONS: &[Mutation] = &[
         finder: Native("placement", "siblings_that_are_offline_or_run_idle_tasks"),
     },
     Mutation {
+        fault: "a fresh claim counts as one that was made anew",
+        file: "scheduler/src/bpf/portable/idle_map.h",
+        old: "now | 1 : now & ~1ULL",
+        new: "now | 1 : now | 1",
+        finder: Native("placement", "a_cpu_is_late_if_its_claim_is_old"),
+    },
+    Mutation {
         fault: "a claim does not claim",
         file: "scheduler/src/bpf/portable/idle_map.h",
         old: "return __sync_val_compare_and_swap(word, old, claim) == old;",
@@ -385,16 +392,9 @@ pub const MUTATIONS: &[Mutation] = &[
         finder: Machine("each_cpu_asks_for_the_performance"),
     },
     Mutation {
-        fault: "a claim that has lapsed is another task's",
-        file: "scheduler/src/bpf/portable/placement.h",
-        old: "\tcall_idle(cpu);\n\treturn false;\n}",
-        new: "\treturn true;\n}",
-        finder: Machine("an_idle_cpu_that_the_host_took_gets_no_second_task"),
-    },
-    Mutation {
         fault: "a task waits for a CPU that does not come",
         file: "scheduler/src/bpf/place/queue_choice.bpf.h",
-        old: "\tif (is_late(previous, now))\n\t\treturn leave_late(p, previous, now);\n",
+        old: "\tif (is_late(previous, now))\n\t\tprevious = leave_late(p, previous, now);\n",
         new: "",
         finder: Machine("an_idle_cpu_that_the_host_took_gets_no_second_task"),
     },

@@ -165,6 +165,7 @@ u32 visit_idle(struct sparsemask_visit *visit)
 /* The functions that Rust calls. */
 u32 magpie_set_bit(struct magpie_machine *of, u32 cpu, bool is_set);
 int magpie_choose_cpu(struct magpie_machine *of, struct task_struct *task, struct placement *at);
+bool magpie_is_late(const struct magpie_machine *of, u32 cpu, u64 now);
 u32 magpie_llc_by_distance(u32 llc, u32 i, u32 first, u32 nr, u32 all);
 
 u32 magpie_set_bit(struct magpie_machine *of, u32 cpu, bool is_set)
@@ -190,6 +191,11 @@ int magpie_choose_cpu(struct magpie_machine *of, struct task_struct *task, struc
 {
 	machine = of;
 	return choose_cpu(at, task, (void *)0);
+}
+
+bool magpie_is_late(const struct magpie_machine *of, u32 cpu, u64 now)
+{
+	return is_word_late(of->words[cpu], now);
 }
 
 u32 magpie_llc_by_distance(u32 llc, u32 i, u32 first, u32 nr, u32 all)

@@ -143,6 +143,7 @@ pub struct Machine {
 unsafe extern "C" {
     fn magpie_set_bit(machine: *mut Machine, cpu: u32, is_set: bool) -> u32;
     fn magpie_choose_cpu(machine: *mut Machine, allowed: *const u64, at: *mut Wakeup) -> i32;
+    safe fn magpie_is_late(machine: &Machine, cpu: u32, now: u64) -> bool;
     safe fn magpie_llc_by_distance(llc: u32, i: u32, first: u32, nr: u32, all: u32) -> u32;
 }
 
@@ -210,6 +211,11 @@ impl Machine {
     /// The number of LLCs with any bit set.
     pub fn idle_llcs(&self) -> u32 {
         self.nr_llcs_idle
+    }
+
+    /// Returns whether a CPU was claimed and has not come.
+    pub fn is_late(&self, cpu: u32, now: u64) -> bool {
+        magpie_is_late(self, cpu, now)
     }
 
     /// Searches for a CPU and claims it. Returns the step that found the CPU, and the CPU.

@@ -111,7 +111,7 @@ proptest! {
             let State { cores: before, more, stay, .. } = state;
             let cores = next(&config(kind), &mut state, &input);
             match input.steal {
-                // Back to as many as before it went down, or not below half of what these got.
+                // Back to as many as before it went down, or not below 45 % of what these got.
                 201.. if kind == Kind::Direct && (more > 0 || stay > 0) => {
                     prop_assert!(cores <= before || cores == more.min(total));
                 }
@@ -251,8 +251,8 @@ proptest! {
 
 proptest! {
     /// A guest of 8 CPUs uses two CPUs of its host when a neighbour begins to work, and has one from
-    /// then on. It never takes all cores back, and soon uses one, however wrong its estimates at alarms are:
-    /// with two cores up to a quarter of a core too low, and with all of them a tenth too high.
+    /// then on. It never takes all cores back, and soon uses one, however wrong its estimates at
+    /// alarms are: later ones up to a quarter of a core too low, the first a tenth of a core too high.
     #[test]
     fn a_neighbour_that_begins_to_work_is_no_loss(
         first in 150..=210u32,

@@ -52,6 +52,34 @@ fn a_vcpu_that_the_host_took_gets_no_second_task() {
 }
 
 #[test]
+fn a_cpu_is_late_if_its_claim_is_old_or_made_anew() {
+    for odd in [0, 1] {
+        let mut machine = small();
+        let first = Wakeup::new(2, 4);
+        let first = Wakeup {
+            now: (first.now & !1) + odd,
+            ..first
+        };
+        let now = first.now;
+        assert!(!machine.is_late(2, now));
+        assert_eq!(choose(&mut machine, first.clone()).1, 2);
+        assert!(!machine.is_late(2, now + 3_900_000));
+        let later = now + 5_000_000;
+        assert!(machine.is_late(2, later));
+        choose(
+            &mut machine,
+            Wakeup {
+                now: later,
+                ..first
+            },
+        );
+        assert!(machine.is_late(2, later + 1));
+        machine.set([2], Cpu::Free);
+        assert!(!machine.is_late(2, later + 1));
+    }
+}
+
+#[test]
 fn then_the_recent_one_near_the_waker() {
     let mut machine = small();
     machine.set([3, 4], Cpu::Busy);

@@ -16,9 +16,13 @@ const SLACK_KIB: f64 = 8.0 * 1024.0;
 const GIVE_BACK: &str = "sleep 2; sync; echo 3 > /proc/sys/vm/drop_caches
 for cache in /sys/kernel/slab/*; do echo 1 > $cache/shrink; done; sleep 0.2";
 
-/// How often it is looked whether something is still there, every ten seconds or so. The kernel frees
-/// BPF objects after grace periods. Its workqueues start threads for that, about seven at each end of a
-/// scheduler on 16 CPUs and with 32 KiB each, and end them when they had nothing to do for five minutes.
+/// How often it is looked whether objects or files are still there, every ten seconds or so. The
+/// kernel frees BPF objects after grace periods.
+const LOOKS_FOR_OBJECTS: u32 = 5;
+
+/// How often it is looked whether memory is still there. The kernel's workqueues start threads to
+/// free objects, about seven at each end of a scheduler on 16 CPUs and with 32 KiB each, and end them
+/// after five minutes without work.
 const LOOKS: u32 = 33;
 
 /// What a guest has while no scheduler is loaded.
@@ -76,9 +80,13 @@ impl Kept {
     /// When it has more.
     pub fn must_be_all(&self, guest: &mut Guest) -> Result<Self> {
         let mut now = Self::of(guest)?;
-        for _ in 0..LOOKS {
-            if now.is_no_more_than(self) {
+        for look in 0..LOOKS {
+            let has_objects = now.has_more_objects_than(self);
+            if !has_objects && now.memory_kib <= self.memory_kib + SLACK_KIB {
                 return Ok(now);
+            }
+            if has_objects && look >= LOOKS_FOR_OBJECTS {
+                break;
             }
             shell(guest, "sleep 7")?;
             now = Self::of(guest)?;
@@ -86,12 +94,8 @@ impl Kept {
         bail!("the scheduler left something behind: {self} became {now}")
     }
 
-    fn is_no_more_than(&self, before: &Self) -> bool {
-        self.objects
-            .iter()
-            .zip(before.objects)
-            .all(|(now, before)| *now <= before)
-            && self.files <= before.files
-            && self.memory_kib <= before.memory_kib + SLACK_KIB
+    fn has_more_objects_than(&self, before: &Self) -> bool {
+        let mut pairs = self.objects.iter().zip(before.objects);
+        pairs.any(|(now, before)| *now > before) || self.files > before.files
     }
 }

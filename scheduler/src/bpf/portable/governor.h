@@ -29,13 +29,15 @@
  *
  * To use fewer cores is a probe, too, because a host may divide its CPUs among busy vCPUs instead
  * of among guests: there fewer vCPUs get less. Until the host has no more steal time, `direct`
- * therefore goes down to half of what the host gave at first, but not further; and if the host
- * gives clearly less than that, `direct` uses as many cores as before. Half, because that much less
- * may do for the same work when no lock's holder is preempted: in hackbench, 8 vCPUs needed 1.84
- * times the CPU time. Clearly, because half is what is left when a neighbour of the same size
- * begins to work: with less than half, one of five guests used all cores again for a second. Where
- * vCPUs are weighed, two guests of the same size give 40 % or less to the one that uses as many
- * cores as it was given. The wait before it tries fewer again doubles as well.
+ * therefore goes down to LOST percent of what the host gave at first, but not further; and if the
+ * host gives less than that, `direct` uses as many cores as before. About half, because that much
+ * less may do for the same work when no lock's holder is preempted: in hackbench, 8 vCPUs needed
+ * 1.84 times the CPU time. Less than half, because half is what is left when a neighbour of the same
+ * size begins to work: where that counted as a loss, one of five guests used all cores again for a
+ * second. Where vCPUs are weighed, two guests of the same size with twice the host's CPUs or more
+ * give 40 % or less to the one that uses as many cores as it was given. What it does not see: there,
+ * beside smaller neighbours, a guest may keep 45 to 50 % of what it had. The wait before it tries
+ * fewer again doubles as well.
  *
  *   steal > high? --yes--> direct: less than 45 % since it went down? --yes--> as many as before
  *        |                         | no
@@ -149,7 +151,7 @@ static inline u32 governor_shrink(const struct governor_config *config,
 				  struct governor_state *state, const struct governor_input *input)
 {
 	u32 fewer = (input->given + input->doubt + WORTH_KEEPING) / 100;
-	u32 least = (state->more_given + 100) / 200;
+	u32 least = (state->more_given * LOST + 9999) / 10000;
 
 	if (config->kind == GOVERNOR_DIRECT) {
 		if (governor_lost(state, input))

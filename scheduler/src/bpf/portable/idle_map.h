@@ -15,12 +15,13 @@
  *   busy again: word = busy, and the bit stays
  *   tick:       bit set? --yes--> clear it; last of its LLC? --yes--> one LLC less
  *
- * A claim is the time at which it was made, and odd if it was made anew. It ends when the CPU leaves
- * idle. From CLAIM_HOLDS_NS on the next waker asks the CPU to end it: otherwise a waker whose task
- * went elsewhere would hide the CPU for as long as it idles. See claim_by_word() in placement.h.
+ * A claim is the time at which it was made, as an even number. It ends when the CPU leaves idle. From
+ * CLAIM_HOLDS_NS on the next waker asks the CPU to end it: otherwise a waker whose task went
+ * elsewhere would hide the CPU for as long as it idles. See claim_by_word() in placement.h.
  *
  * A CPU that was called and does not come may be a vCPU that its host has taken, so no further task
- * shall wait for it: see is_word_late().
+ * shall wait for it: see is_word_late(). The waker that asks makes the claim anew, as an odd number,
+ * so that the CPU is not taken for one that was called just now.
  */
 #ifndef __MAGPIE_IDLE_MAP_H
 #define __MAGPIE_IDLE_MAP_H
@@ -56,8 +57,8 @@ static inline bool is_word_quiet(u64 word, u64 now)
 }
 
 /*
- * Return whether a CPU was claimed long ago and has not come. A task that wakes on it waits in a list
- * of the kernel until it comes, from where nobody can take it.
+ * Return whether a CPU was claimed long ago and has not come. A task that wakes on it waits in a
+ * list of the kernel until it comes, from where nobody can take it.
  */
 static inline bool is_word_late(u64 word, u64 now)
 {
