@@ -127,7 +127,7 @@ static __always_inline bool is_late(s32 cpu, u64 now)
 }
 
 /* A CPU that the task may use in place of one that does not come; that one if none is found. */
-static __noinline s32 leave_late(struct task_struct *p __arg_trusted, s32 late, u64 now)
+__proved_once s32 leave_late(struct task_struct *p __arg_trusted, s32 late, u64 now)
 {
 	bool restricted = is_restricted() && has_preferred(p);
 
