@@ -51,7 +51,8 @@ fn wait_for(file: &str) -> String {
 fn stuck(guest: &mut Guest) -> Result<u32> {
     // In a session of its own: if its parent ended, the kernel would let stopped workers go on.
     let start = format!(
-        "rm -f /tmp/ready /tmp/stuck; cat >/tmp/script <<'END'\n{SCRIPT}END\nsetsid taskset 1 sh -x /tmp/script >/tmp/log 2>&1 &\n\
+        "rm -f /tmp/ready /tmp/stuck; cat >/tmp/script <<'END'\n{SCRIPT}END\n\
+         setsid taskset 1 sh -x /tmp/script >/tmp/log 2>&1 &\n\
          {}",
         wait_for("/tmp/ready")
     );

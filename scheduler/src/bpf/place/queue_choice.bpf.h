@@ -40,10 +40,10 @@
  * bits of the overloaded map were compared, a task stayed wherever all CPUs had waiting tasks,
  * behind however many.
  *
- * What it does not do: leave the LLC but for a CPU that does not come, tell tasks that a cgroup's quota parks from those that wait
- * (where some wait), or move for one task fewer. With moves for one task fewer, requests of 16
- * clients on 8 CPUs took longer in the 99th percentile (1.21 of EEVDF; for two 1.12, for none 1.26;
- * three runs each).
+ * What it does not do: leave the LLC but for a CPU that does not come, tell tasks that a cgroup's
+ * quota parks from those that wait (where some wait), or move for one task fewer. With moves for one
+ * task fewer, requests of 16 clients on 8 CPUs took longer in the 99th percentile (1.21 of EEVDF;
+ * for two 1.12, for none 1.26; three runs each).
  */
 #ifndef __MAGPIE_QUEUE_CHOICE_BPF_H
 #define __MAGPIE_QUEUE_CHOICE_BPF_H

@@ -121,13 +121,17 @@ static inline u32 governor_clamp(u32 cores, u32 most)
 	return cores > most ? most : cores;
 }
 
+/* What the host must give to fewer cores, 1/100 of a core. */
+static inline u32 governor_least(const struct governor_state *state)
+{
+	return state->more_given * LOST / 100;
+}
+
 /* Return whether the host gives too little since fewer cores are in use. */
 static inline bool governor_lost(const struct governor_state *state,
 				 const struct governor_input *input)
 {
-	u32 least = state->more_given * LOST / 100;
-
-	return state->more > state->cores && input->given + input->doubt < least &&
+	return state->more > state->cores && input->given + input->doubt < governor_least(state) &&
 	       input->busy >= state->cores * ALL_IN_USE;
 }
 
@@ -151,7 +155,7 @@ static inline u32 governor_shrink(const struct governor_config *config,
 				  struct governor_state *state, const struct governor_input *input)
 {
 	u32 fewer = (input->given + input->doubt + WORTH_KEEPING) / 100;
-	u32 least = (state->more_given * LOST + 9999) / 10000;
+	u32 least = (governor_least(state) + 99) / 100;
 
 	if (config->kind == GOVERNOR_DIRECT) {
 		if (governor_lost(state, input))
