@@ -257,11 +257,17 @@ void memory_charge_code(unsigned int index, uint32_t line, enum source source, d
 	wait_for_bandwidth(index, line, source);
 }
 
+/* Return true if another CPU had the line. */
+static bool is_from_cpu(enum source source)
+{
+	return source >= FROM_SIBLING && source <= FROM_OTHER_NODE;
+}
+
 /* A locked instruction was charged this latency. Let it wait for those of other CPUs too. */
 static void wait_for_others(unsigned int index, uint32_t line, enum source source,
 			    uint64_t latency_ps)
 {
-	const bool is_taken = source >= FROM_SIBLING && source <= FROM_OTHER_NODE;
+	const bool is_taken = is_from_cpu(source);
 	uint64_t ps;
 
 	line_lock(line);
@@ -287,6 +293,8 @@ static void charge(unsigned int index, uint32_t info, uint64_t vaddr, uint32_t l
 		wait_for_bandwidth(index, line, source);
 		c->last_miss = *v->score;
 	}
+	if (is_from_cpu(source))
+		profile_transfer(v, access != LOAD);
 	if (access == LOCKED && memory_options.contention)
 		wait_for_others(index, line, source, ps);
 	c->last_value = 0;

@@ -10,14 +10,15 @@
  *
  *	block translated -> its place, by its address
  *	block begins     -> place.insns += its length, place.entries += 1
- *	stall            -> stall_ps[place of the present block] += its time
+ *	stall            -> waits[place of the present block].stall_ps += its time
+ *	line of another  -> waits[place of the present block].taken or .shared += 1
  *
  * All of user space is one place, because several processes share its addresses.
  * A block that finds no free place counts at the place of address 0.
  *
- * The file has one line for each CPU and place: address, instructions, entries,
- * and the stalls in picoseconds. lab/src/vtime/profile.rs adds the symbols. The
- * lines of tasks.c follow.
+ * The file has one line for each CPU and place: address, instructions, entries, the
+ * stalls in picoseconds, and the lines that were taken from other CPUs or shared with
+ * them. lab/src/vtime/profile.rs adds the symbols. The lines of tasks.c follow.
  *
  * What it does not do: say who called.
  */
@@ -40,11 +41,17 @@ struct place {
 	uint64_t insns, entries;
 };
 
+/* What memory did to them. The vCPU's own thread writes it. */
+struct waits {
+	uint64_t stall_ps;
+	uint64_t taken, shared; /* see profile_transfer() */
+};
+
 static uint64_t addresses[PLACES]; /* place 0 is that of blocks without a place */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the addresses */
 
 static struct qemu_plugin_scoreboard *places; /* PLACES of each vCPU */
-static uint64_t *stalls_ps[MAX_VCPUS]; /* by place; the vCPU's own thread writes it */
+static struct waits *waits[MAX_VCPUS]; /* by place */
 static unsigned int nr_started;
 
 bool profile_is_on(void)
@@ -90,16 +97,32 @@ void profile_watch(struct qemu_plugin_tb *tb, qemu_plugin_u64 entry)
 	qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(tb, QEMU_PLUGIN_INLINE_ADD_U64, count, 1);
 }
 
+static void add(uint64_t *sum, uint64_t n)
+{
+	WRITE_ONCE(*sum, *sum + n);
+}
+
 /* A vCPU waits for memory. The vCPU's own thread. */
 void profile_stall(const struct vcpu *v, uint64_t ps)
 {
-	uint64_t *stall;
+	if (!profile_is_on())
+		return;
+	add(&waits[v - vcpus][*v->place].stall_ps, ps);
+	tasks_stall(v, ps);
+}
+
+/*
+ * A line that another CPU has: a write takes it from there, after a read both have it. The vCPU's
+ * own thread.
+ */
+void profile_transfer(const struct vcpu *v, bool is_write)
+{
+	struct waits *w;
 
 	if (!profile_is_on())
 		return;
-	stall = &stalls_ps[v - vcpus][*v->place];
-	WRITE_ONCE(*stall, *stall + ps);
-	tasks_stall(v, ps);
+	w = &waits[v - vcpus][*v->place];
+	add(is_write ? &w->taken : &w->shared, 1);
 }
 
 /* A vCPU's own thread, before it executes. */
@@ -107,8 +130,8 @@ void profile_start(unsigned int index)
 {
 	if (!profile_is_on())
 		return;
-	stalls_ps[index] = calloc(PLACES, sizeof(uint64_t));
-	if (!stalls_ps[index])
+	waits[index] = calloc(PLACES, sizeof(struct waits));
+	if (!waits[index])
 		abort();
 	__atomic_fetch_add(&nr_started, 1, __ATOMIC_RELEASE);
 }
@@ -119,12 +142,16 @@ static void write_vcpu(FILE *f, unsigned int index)
 
 	for (unsigned int i = 0; i < PLACES; i++) {
 		const uint64_t insns = READ_ONCE(of_vcpu[i].insns);
-		const uint64_t stall_ps = READ_ONCE(stalls_ps[index][i]);
+		const struct waits *w = &waits[index][i];
+		const uint64_t stall_ps = READ_ONCE(w->stall_ps);
 
 		if (insns || stall_ps)
-			fprintf(f, "%u %" PRIx64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", index,
-				READ_ONCE(addresses[i]), insns, READ_ONCE(of_vcpu[i].entries),
-				stall_ps);
+			fprintf(f,
+				"%u %" PRIx64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64
+				" %" PRIu64 "\n",
+				index, READ_ONCE(addresses[i]), insns,
+				READ_ONCE(of_vcpu[i].entries), stall_ps, READ_ONCE(w->taken),
+				READ_ONCE(w->shared));
 	}
 }
 

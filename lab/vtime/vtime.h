@@ -388,6 +388,7 @@ void report_write(const char *end);
 bool profile_is_on(void);
 void profile_watch(struct qemu_plugin_tb *tb, qemu_plugin_u64 entry);
 void profile_stall(const struct vcpu *v, uint64_t ps);
+void profile_transfer(const struct vcpu *v, bool is_write);
 void profile_start(unsigned int index);
 void profile_write(void);
 void profile_register(void);

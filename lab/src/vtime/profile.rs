@@ -38,6 +38,8 @@ struct Cost {
     instructions: u64,
     entries: u64,
     stall_ps: u64,
+    lines_taken: u64,
+    lines_shared: u64,
 }
 
 impl Cost {
@@ -62,6 +64,8 @@ fn added<K: Ord + Clone>(now: &BTreeMap<K, Cost>, before: &BTreeMap<K, Cost>) ->
             instructions: now.instructions.saturating_sub(was.instructions),
             entries: now.entries.saturating_sub(was.entries),
             stall_ps: now.stall_ps.saturating_sub(was.stall_ps),
+            lines_taken: now.lines_taken.saturating_sub(was.lines_taken),
+            lines_shared: now.lines_shared.saturating_sub(was.lines_shared),
         };
         (key.clone(), cost)
     });
@@ -79,8 +83,9 @@ impl Counts {
         Counts::parse(&text).with_context(|| format!("the profile {} is malformed", path.display()))
     }
 
-    /// Adds up the lines of all CPUs: CPU, address, instructions, entries, picoseconds of stalls. A
-    /// line of a task begins with "task", and has its name at the end.
+    /// Adds up the lines of all CPUs: CPU, address, instructions, entries, picoseconds of stalls,
+    /// cache lines taken, cache lines shared. A line of a task begins with "task", and has its name
+    /// at the end.
     fn parse(text: &str) -> Result<Counts> {
         let mut counts = Counts::default();
         for line in text.lines() {
@@ -89,13 +94,15 @@ impl Counts {
                 continue;
             }
             let words: Vec<&str> = line.split(' ').collect();
-            let [_, address, instructions, entries, stall_ps] = words[..] else {
-                anyhow::bail!("not five words: {line:?}");
+            let [_, address, instructions, entries, stall_ps, taken, shared] = words[..] else {
+                anyhow::bail!("not seven words: {line:?}");
             };
             let address = u64::from_str_radix(address, 16).context("read an address")?;
             let cost = counts.blocks.entry(address).or_default();
             cost.add(instructions, stall_ps)?;
             cost.entries += entries.parse::<u64>().context("read entries")?;
+            cost.lines_taken += taken.parse::<u64>().context("read lines taken")?;
+            cost.lines_shared += shared.parse::<u64>().context("read lines shared")?;
         }
         Ok(counts)
     }
@@ -205,6 +212,10 @@ pub struct Function {
     pub instructions: u64,
     /// Virtual nanoseconds that it waited for memory.
     pub stall_ns: u64,
+    /// Cache lines that it wrote while another CPU had them; 0 on a machine without a memory model.
+    pub lines_taken: u64,
+    /// Cache lines that it read from another CPU's caches; 0 on a machine without a memory model.
+    pub lines_shared: u64,
 }
 
 impl Profile {
@@ -219,6 +230,8 @@ impl Profile {
             sum.entries += if is_begin { cost.entries } else { 0 };
             sum.instructions += cost.instructions;
             sum.stall_ps += cost.stall_ps;
+            sum.lines_taken += cost.lines_taken;
+            sum.lines_shared += cost.lines_shared;
         }
         let time = |cost: &Cost| cost.time_ps(mips);
         let all: f64 = by_name.values().map(time).sum();
@@ -231,6 +244,8 @@ impl Profile {
                 calls: cost.entries,
                 instructions: cost.instructions,
                 stall_ns: cost.stall_ps / 1000,
+                lines_taken: cost.lines_taken,
+                lines_shared: cost.lines_shared,
             })
             .collect();
         functions.sort_by(|a, b| b.percent.total_cmp(&a.percent));
@@ -268,17 +283,21 @@ fn tasks(counts: &BTreeMap<String, Cost>, mips: f64) -> Vec<Task> {
 
 impl fmt::Display for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = String::from("time %     calls  instructions  each  stall us  function\n");
+        let mut text = String::from(
+            "time %     calls  instructions  each  stall us  lines taken   shared  function\n",
+        );
         for function in self.functions.iter().take(PRINTED) {
             let each = function.instructions.checked_div(function.calls);
             writeln!(
                 text,
-                "{:6.2}  {:8}  {:12}  {:>4}  {:8}  {}",
+                "{:6.2}  {:8}  {:12}  {:>4}  {:8}  {:11}  {:7}  {}",
                 function.percent,
                 function.calls,
                 function.instructions,
                 each.map_or(String::new(), |each| each.to_string()),
                 function.stall_ns / 1000,
+                function.lines_taken,
+                function.lines_shared,
                 function.name
             )?;
         }
@@ -315,23 +334,27 @@ ffffffffc0001000 t bpf_prog_0123456789abcdef_magpie_dispatch\t[bpf]
 
     #[test]
     fn costs_count_for_the_function_that_an_address_is_in() {
-        let text = "0 1 10 2 0\n0 ffffffff81000100 60 6 0\n0 ffffffff81000101 40 4 0\n\
-                    1 ffffffff810001ff 100 50 50000\n1 ffffffffc0001000 190 19 0\n1 0 100 9 0\n";
-        let before = Counts::parse("0 ffffffffc0001000 90 9 0\n").unwrap();
+        let text = "0 1 10 2 0 0 0\n0 ffffffff81000100 60 6 0 3 4\n\
+                    0 ffffffff81000101 40 4 0 1 0\n1 ffffffff810001ff 100 50 50000 2 2\n\
+                    1 ffffffffc0001000 190 19 0 7 5\n1 0 100 9 0 0 0\n";
+        let before = Counts::parse("0 ffffffffc0001000 90 9 0 6 5\n").unwrap();
         let counts = Counts::parse(text).unwrap().since(&before);
         let profile = Profile::new(&counts, &Symbols::parse(KALLSYMS), 1000.0);
         let rows: Vec<_> = profile
             .functions
             .iter()
-            .map(|f| (f.name.as_str(), f.calls, f.instructions, f.stall_ns))
+            .map(|f| {
+                let lines = (f.lines_taken, f.lines_shared);
+                (f.name.as_str(), f.calls, f.instructions, f.stall_ns, lines)
+            })
             .collect();
         assert_eq!(
             rows,
             [
-                ("schedule", 6, 200, 50),
-                ("(elsewhere)", 0, 100, 0),
-                ("magpie_dispatch [bpf]", 10, 100, 0),
-                ("(user space)", 0, 10, 0),
+                ("schedule", 6, 200, 50, (6, 6)),
+                ("(elsewhere)", 0, 100, 0, (0, 0)),
+                ("magpie_dispatch [bpf]", 10, 100, 0, (1, 0)),
+                ("(user space)", 0, 10, 0, (0, 0)),
             ]
         );
         assert!((profile.functions[0].percent - 100.0 * 250.0 / 460.0).abs() < 1e-9);
@@ -339,7 +362,7 @@ ffffffffc0001000 t bpf_prog_0123456789abcdef_magpie_dispatch\t[bpf]
 
     #[test]
     fn tasks_are_in_the_order_of_their_stalls() {
-        let text = "0 1 10 2 0\ntask 0 500 3000 a b\ntask 1 500 0 a b\ntask 0 100 4000 c\n\
+        let text = "0 1 10 2 0 0 0\ntask 0 500 3000 a b\ntask 1 500 0 a b\ntask 0 100 4000 c\n\
                     task 0 7 2000 swapper/0\ntask 1 7 2000 swapper/1\ntask 1 0 0 \n";
         let before = Counts::parse("task 0 100 1000 a b\n").unwrap();
         let counts = Counts::parse(text).unwrap().since(&before);
