@@ -295,34 +295,52 @@ impl Qemu {
             report.push_str(&format!("\nQEMU ended with {status}"));
         }
         let log = fs::read_to_string(self.folder.path().join(LOG)).unwrap_or_default();
-        for (title, text) in [
-            ("QEMU said", log),
-            ("the guest's console ends with", self.console()),
+        let console = self.console();
+        let (log, console) = (without_empty_lines(&log), without_empty_lines(&console));
+        for (title, lines) in [
+            ("QEMU said", tail(&log)),
+            ("the guest's kernel warned first", warning(&console)),
+            ("the guest's console ends with", tail(&console)),
         ] {
-            let lines: Vec<_> = text
-                .lines()
-                .filter(|line| !line.trim().is_empty())
-                .collect();
             if !lines.is_empty() {
-                let tail = tail(&lines).join("\n  ");
-                report.push_str(&format!("\n{title}:\n  {tail}"));
+                report.push_str(&format!("\n{title}:\n  {}", lines.join("\n  ")));
             }
         }
         report
     }
 }
 
+fn without_empty_lines(text: &str) -> Vec<&str> {
+    text.lines()
+        .filter(|line| !line.trim().is_empty())
+        .collect()
+}
+
 /// Returns the last lines. If the kernel died, begins with the line that says why, which is above
 /// the registers and the call trace.
 fn tail<'a>(lines: &'a [&str]) -> &'a [&'a str] {
+    let start = tail_begins(lines);
+    &lines[start..lines.len().min(start.saturating_add(3 * TAIL))]
+}
+
+fn tail_begins(lines: &[&str]) -> usize {
     let end = lines.len().saturating_sub(TAIL);
     let reasons = ["Kernel panic - ", "BUG: ", "Oops: ", "sysrq: "];
-    let death = lines
+    lines
         .iter()
         .position(|line| reasons.iter().any(|reason| line.contains(reason)))
-        .unwrap_or(end);
-    let start = death.min(end);
-    &lines[start..lines.len().min(start.saturating_add(3 * TAIL))]
+        .unwrap_or(end)
+        .min(end)
+}
+
+/// Returns the first warning, if the kernel gave one before the lines of [`tail`]: what it warned of
+/// may be why it died.
+fn warning<'a>(lines: &'a [&str]) -> &'a [&'a str] {
+    let before = &lines[..tail_begins(lines)];
+    match before.iter().position(|line| line.contains("WARNING: ")) {
+        Some(start) => &before[start..before.len().min(start.saturating_add(TAIL))],
+        None => &[],
+    }
 }
 
 impl Drop for Qemu {
@@ -359,7 +377,7 @@ fn spawn_for_life(mut command: Command) -> io::Result<(Arc<Mutex<Child>>, u32)> 
 
 #[cfg(test)]
 mod tests {
-    use super::{TAIL, tail};
+    use super::{TAIL, tail, warning};
 
     #[test]
     fn a_report_begins_where_the_kernel_says_why() {
@@ -370,5 +388,17 @@ mod tests {
         lines.extend(["registers"; 1000]);
         assert_eq!((tail(&lines)[0], tail(&lines).len()), (lines[50], 3 * TAIL));
         assert!(tail(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_warning_before_the_death_is_told() {
+        let mut lines = vec!["boot"; 100];
+        lines[60] = "Oops: divide error";
+        assert!(warning(&lines).is_empty());
+        lines[61] = "WARNING: after it";
+        assert!(warning(&lines).is_empty());
+        lines[50] = "WARNING: kernel/sched/fair.c";
+        assert_eq!((warning(&lines)[0], warning(&lines).len()), (lines[50], 10));
+        assert!(warning(&[]).is_empty());
     }
 }
