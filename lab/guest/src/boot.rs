@@ -72,8 +72,9 @@ pub fn set_up() -> Vec<String> {
     }
     note("bring up lo".into(), bring_up_loopback());
     note("link the kernel's config".into(), link_config());
-    // Up to here the log told the host where the boot was. From here on it would cost time.
-    let _ = fs::write("/proc/sys/kernel/printk", "4");
+    // Up to here the log told the host where the boot was. From here on it would cost time, but a
+    // warning says why the kernel may die later.
+    let _ = fs::write("/proc/sys/kernel/printk", "5");
     // Without this, /proc/schedstat has no domains and no run delays.
     let _ = fs::write("/proc/sys/kernel/sched_schedstats", "1");
     for cpu in offline_cpus(&command_line()) {
