@@ -203,8 +203,10 @@ void BPF_STRUCT_OPS(magpie_stopping, struct task_struct *p, bool runnable)
 		return;
 
 	charge(p, ts);
-	if (!runnable)
+	if (!runnable) {
 		leave_cgroup(ts);
+		note_sleep(p, ts);
+	}
 }
 
 /* End the slice, and let any queued task run first, see is_still_first(). */

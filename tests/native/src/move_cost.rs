@@ -5,9 +5,9 @@
 #[repr(C)]
 pub struct History {
     /// Average burst in the LLC of the burst before, in nanoseconds; 0: not known.
-    pub near: u64,
+    pub near: u32,
     /// Average burst after a move to another LLC; 0: not known.
-    pub far: u64,
+    pub far: u32,
     /// The burst that runs now is one after such a move.
     pub is_far: bool,
     /// So will be the burst that begins when that has ended.

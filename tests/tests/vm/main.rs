@@ -32,6 +32,7 @@ mod scheduler_fork;
 mod scheduler_frequency;
 mod scheduler_frequency_driver;
 mod scheduler_hybrid;
+mod scheduler_lines;
 mod scheduler_move_cost;
 mod scheduler_offer;
 mod scheduler_preempt;

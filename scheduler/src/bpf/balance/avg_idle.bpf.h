@@ -40,6 +40,7 @@ static __always_inline u64 idle_cap(const struct cpu_state *state)
 static __always_inline void begin_idle(struct cpu_state *state, u64 now)
 {
 	state->idle_since = state->search_began ?: now;
+	WRITE_ONCE(state->idles, 1);
 }
 
 /* The CPU leaves idle: add the idle period to the average. */
@@ -52,6 +53,7 @@ static __always_inline void end_idle(struct cpu_state *state, u64 now)
 	if (!since)
 		return;
 
+	WRITE_ONCE(state->idles, 0);
 	state->idle_since = 0;
 	state->search_began = 0;
 	period = now - since;

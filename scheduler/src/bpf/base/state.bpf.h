@@ -13,6 +13,7 @@
 #define SCHED_BATCH 3
 #define SCHED_IDLE 5
 #define PF_KTHREAD 0x00200000
+#define TASK_RUNNING 0
 
 #define UNKNOWN_PERF 2048 /* more than any: the task's first run has a look at it */
 #define ANYWHERE (MAX_CPUS + 1) /* must_search: the CPU where a task waits is not known */
@@ -23,16 +24,16 @@ struct cpu_state {
 	 * CPU: they claim it while it idles, preempt, queue a task, and set its timer.
 	 */
 	u64 clock; /* see queue/fair.bpf.h */
+	u64 clock_base; /* its clock where its LLC's is 0 */
 	u64 deadline; /* of the running task, 0: it must not be preempted */
 	u64 slice_ends; /* when the running task will have used up a slice here */
 	u64 began; /* when the running task began to run, or was let go on */
 	u64 sleeps_by; /* when the running task sleeps at the latest, if it does as usual */
-	u64 next_push; /* when a requeued task may kick an idle CPU again */
 	u64 idle; /* enum idle_word, or the time at which a waker claimed the CPU */
 	u8 has_no_tick; /* a task of a higher class runs: no tick advertises waiting tasks */
 	u8 soon_free; /* a preempted task will have this CPU back soon, see balance/patience.bpf.h */
 	u8 sleeps_soon; /* the running task is expected to, see place/search.bpf.h */
-	u8 looks_for_overdue; /* its next dispatch does, see queue/overdue.bpf.h */
+	u8 idles; /* its clock stands still */
 	u8 queued; /* a task was queued since the queue was last empty, see has_queued() */
 	u8 has_foreign; /* likewise a task of another runqueue */
 	u16 hrtick; /* its timer is set, see queue/hrtick.bpf.h */
@@ -43,8 +44,9 @@ struct cpu_state {
 	 * (hotplug), and for the monitor's timer seen_*, now_*, window_late_ns and longest_late_ns.
 	 */
 	u64 idle_since __attribute__((aligned(64))); /* 0 while busy */
-	u64 clock_base; /* its clock where its LLC's is 0; see queue/fair.bpf.h */
+	u64 next_push; /* when a requeued task may kick an idle CPU again */
 	u64 next_overdue_look; /* see queue/overdue.bpf.h */
+	u8 looks_for_overdue; /* its next dispatch does */
 	u64 search_began; /* time of the last search for work */
 	u64 avg_idle; /* moving average of idle periods, ns */
 	u64 steal_cost[NR_DISTANCES]; /* moving average of searches, ns */
@@ -101,10 +103,10 @@ struct cpu_state cpu_states[MAX_CPUS];
 
 /*
  * The clock is the furthest of the LLC's CPUs, but for those of light tasks. A tick writes it if it
- * is a millisecond behind; ticks, CPUs that leave idle, and wakers of idle CPUs read it. Ticks,
- * pulls and the start of idle periods change @waiting, which busy CPUs read when they balance, and
- * wakers where all CPUs have waiting tasks. It may be below 0 for a moment. Busy CPUs write the
- * rest when they balance, and their part of @paces when they go idle.
+ * is a millisecond behind; ticks, CPUs that leave idle, and wakers that queue a task on an idle CPU
+ * read it. Ticks, pulls and the start of idle periods change @waiting, which busy CPUs read when
+ * they balance, and wakers where all CPUs have waiting tasks. It may be below 0 for a moment. Busy
+ * CPUs write the rest when they balance, and their part of @paces when they go idle.
  */
 struct llc_state {
 	u64 clock;
@@ -118,33 +120,48 @@ struct llc_state {
 
 struct llc_state llc_states[MAX_LLCS];
 
+/*
+ * A task's state is two lines, which travel with the task. From 6.19 on the kernel puts a pointer
+ * before it in the same line, so line 0 has 56 bytes.
+ */
 struct task_state {
+	/*
+	 * Line 0 changes whenever the task runs. Wakers read it, and seldom write it: only if they
+	 * queue the task, or send it to another LLC. A line that both write travels twice.
+	 */
 	u64 vruntime; /* on the clock of @cpu */
-	u64 catch_up; /* lag that a migration did not give at once, see queue/fair.bpf.h */
 	u64 charged; /* se.sum_exec_runtime up to which vruntime counts */
 	u64 burst; /* CPU time since the last sleep, ns */
 	u64 avg_burst; /* its moving average */
-	struct move_history moves; /* what moves to another LLC cost it */
 	u64 queued_at; /* when it last began to wait in a CPU's queue */
+	struct move_history moves; /* what moves to another LLC cost it */
+	s16 cpu; /* whose clock vruntime is on, -1 before the first run */
+	u8 slept : 1; /* and has joined no clock since, see queue/fair.bpf.h */
+	u8 yielded : 1; /* do not keep it running */
+	u8 counted : 1; /* its cgroup counts it as active */
+	u8 ticks; /* seen while it ran, since its last sleep; at most 255 */
+
+	/* Line 1 changes seldom, and is not written if it does not. */
+	u64 catch_up; /* lag that a migration did not give at once, see queue/fair.bpf.h */
+	u64 parked_at; /* when it was first parked since it last ran, or 0 */
 	u64 rate; /* virtual ns per ns, see portable/weight.h */
 	u64 nice_rate; /* the same without cgroups */
 	u64 slice; /* how long it runs at a time, ns */
 	u32 weight; /* of its nice value */
-	u32 counted; /* weight with which its cgroup counts it as active, or 0 */
 	u32 cgroup; /* its slot in cgroup_states[] */
-	u64 parked_at; /* when it was first parked since it last ran, or 0 */
-	s32 cpu; /* whose clock vruntime is on, -1 before the first run */
 	u32 recent; /* the CPU before its previous CPU, or NO_CPU */
-	u32 woken_from; /* the waker's CPU when a CPU was last chosen for the task */
-	u32 ticks; /* seen while it ran, since its last sleep */
-	u32 forked_in; /* 1 + the LLC that counts it, or 0; see place/fork.bpf.h */
-	s32 least_perf; /* with which it should run, at the last look; or UNKNOWN_PERF */
+	u16 woken_from; /* the waker's CPU, if that is of use: see place/wakeup.bpf.h */
+	u16 migrates_to; /* 1 + the CPU that was claimed for it, or 0; see place/spread.bpf.h */
+	u16 forked_in; /* 1 + the LLC that counts it, or 0; see place/fork.bpf.h */
+	s16 least_perf; /* with which it should run, at the last look; or UNKNOWN_PERF */
 	u8 tick_bursts; /* how many bursts saw a tick, at most 5; see power/frequency.bpf.h */
-	s32 migrates_to; /* 1 + the CPU that was claimed for it, or 0; see place/spread.bpf.h */
 	bool shares_core; /* its core was shared at its last tick */
-	bool yielded; /* do not keep it running */
 	bool has_custom_slice; /* asked for with sched_setattr(2) */
 };
+
+_Static_assert(__builtin_offsetof(struct task_state, catch_up) == 64 - 8,
+	       "what changes whenever a task runs fits one line");
+_Static_assert(sizeof(struct task_state) == 2 * 64 - 8, "all fits two lines");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);

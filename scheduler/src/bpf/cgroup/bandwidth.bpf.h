@@ -219,6 +219,7 @@ static __always_inline void charge(struct task_struct *p, struct task_state *ts)
 static __always_inline void start_charging(const struct task_struct *p, struct task_state *ts)
 {
 	ts->cpu = -1;
+	ts->slept = true;
 	ts->charged = p->se.sum_exec_runtime;
 }
 
@@ -229,11 +230,12 @@ static __always_inline void start_charging(const struct task_struct *p, struct t
 static __always_inline void stop_if_throttled(const struct task_struct *p, struct task_state *ts,
 					      s32 cpu)
 {
-	if (!cpu_max_enabled || !READ_ONCE(nr_cgroups.throttled))
+	if (!cpu_max_enabled)
 		return;
 
-	ts->parked_at = 0;
-	if (is_throttled(p, ts))
+	if (ts->parked_at)
+		ts->parked_at = 0;
+	if (READ_ONCE(nr_cgroups.throttled) && is_throttled(p, ts))
 		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
 }
 

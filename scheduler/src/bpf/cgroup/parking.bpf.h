@@ -37,7 +37,7 @@ static __always_inline bool park_task(struct task_struct *p, struct task_state *
 	if (blocker == ROOT_SLOT || !is_usable(scx_bpf_task_cpu(p)))
 		return false;
 
-	if (enq_flags & SCX_ENQ_WAKEUP)
+	if (ts->slept)
 		end_burst(ts);
 	leave_cgroup(ts);
 	/*
@@ -66,7 +66,7 @@ static __always_inline void kick_searchers(u32 nr)
 
 		if (!nr)
 			break;
-		if (!READ_ONCE(state->idle_since) || !is_preferred(cpu))
+		if (!READ_ONCE(state->idles) || !is_preferred(cpu))
 			continue;
 		kick_searcher(cpu, ANYWHERE);
 		nr--;
@@ -103,7 +103,7 @@ static __always_inline void release_parked(u32 slot, bool all, u64 now)
 
 		join_after_parking(ts, cpu);
 		if (move_to_queue(BPF_FOR_EACH_ITER, p, ts, cpu) && !is_pinned(p) &&
-		    (!state_of(cpu)->idle_since || scx_bpf_dsq_nr_queued(cpu) > 1))
+		    (!READ_ONCE(state_of(cpu)->idles) || scx_bpf_dsq_nr_queued(cpu) > 1))
 			state->nr_released++;
 	}
 

@@ -108,8 +108,8 @@ static __always_inline void join_cgroup(struct task_state *ts)
 	if (!has_cgroups() || ts->counted)
 		return;
 
-	ts->counted = ts->weight;
-	count_in_cgroup(ts->cgroup, ts->counted);
+	ts->counted = true;
+	count_in_cgroup(ts->cgroup, ts->weight);
 }
 
 /* A task sleeps, is parked or ends: take out the weight with which it was counted. */
@@ -118,15 +118,21 @@ static __always_inline void leave_cgroup(struct task_state *ts)
 	if (!cpu_weight_enabled || !ts->counted)
 		return;
 
-	count_in_cgroup(ts->cgroup, -ts->counted);
-	ts->counted = 0;
+	count_in_cgroup(ts->cgroup, -ts->weight);
+	ts->counted = false;
 }
 
 /* Set the task's rate from its nice value and its cgroup's factor of now. */
 static __always_inline void refresh_rate(struct task_state *ts)
 {
-	if (cpu_weight_enabled)
-		ts->rate = scale_rate(ts->nice_rate, cgroup_at(ts->cgroup)->factor);
+	u64 rate;
+
+	if (!cpu_weight_enabled)
+		return;
+
+	rate = scale_rate(ts->nice_rate, cgroup_at(ts->cgroup)->factor);
+	if (ts->rate != rate)
+		ts->rate = rate;
 }
 
 /* Change a task's weight; its cgroup counts a task that runs or waits with the new one. */

@@ -214,7 +214,7 @@ static __always_inline void rescue_redirected(s32 cpu)
 	s32 here = bpf_get_smp_processor_id();
 	bool usable = is_usable(cpu);
 
-	if (!scx_bpf_dsq_nr_queued(cpu) || (usable && !state_of(cpu)->idle_since))
+	if (!scx_bpf_dsq_nr_queued(cpu) || (usable && !READ_ONCE(state_of(cpu)->idles)))
 		return;
 
 	count_event(state_of(here), EVENT_RESCUE, 1);

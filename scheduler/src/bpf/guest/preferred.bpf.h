@@ -151,10 +151,7 @@ static __always_inline bool queue_on_preferred(struct task_struct *p, struct tas
 	if (other == cpu)
 		return false;
 
-	if (enq_flags & SCX_ENQ_WAKEUP)
-		join_after_sleep(ts, other);
-	else
-		join_after_move(ts, other);
+	join_clock(ts, other);
 	queue_elsewhere(p, ts, other, enq_flags);
 	return true;
 }

@@ -14,16 +14,6 @@
 #ifndef __MAGPIE_ENQUEUE_BPF_H
 #define __MAGPIE_ENQUEUE_BPF_H
 
-/* Let the task join the clock of the CPU where it will wait or run, and count in its cgroup. */
-static __always_inline void join_cpu(struct task_state *ts, s32 cpu, u64 enq_flags)
-{
-	join_cgroup(ts);
-	if (enq_flags & SCX_ENQ_WAKEUP)
-		join_after_sleep(ts, cpu);
-	else if (ts->cpu != cpu)
-		join_after_move(ts, cpu);
-}
-
 /*
  * Let other CPUs find a task that was queued here. Advertise it last: the kernel inserts the task
  * only after ops.enqueue(), and a thief that comes before that finds the queue empty and clears the
@@ -47,7 +37,8 @@ static __always_inline void wait_on(struct task_struct *p, struct task_state *ts
 	struct cpu_state *state = state_of(cpu);
 	u64 now = rq_now(cpu);
 
-	join_cpu(ts, cpu, enq_flags);
+	join_cgroup(ts);
+	join_clock(ts, cpu);
 	if (enq_flags & SCX_ENQ_WAKEUP && !has_queued(state) && is_alone(cpu) &&
 	    take_own_cpu(state, now)) {
 		run_here(p, ts, enq_flags);

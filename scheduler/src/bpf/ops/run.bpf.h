@@ -10,11 +10,13 @@
 #define __MAGPIE_RUN_BPF_H
 
 /*
- * Let a task that was taken from another CPU's queue join this CPU's clock. Returns whether the
- * task runs in turn, rather than past tasks that wait here.
+ * Let a task that was sent here as it woke, or was taken from another CPU's queue, join this CPU's
+ * clock. Returns whether the task runs in turn, rather than past tasks that wait here.
  */
 static __always_inline bool arrive(struct task_state *ts, s32 cpu)
 {
+	if (ts->slept)
+		join_after_sleep(ts, cpu);
 	if (ts->cpu == cpu)
 		return true;
 
@@ -40,7 +42,8 @@ static __always_inline void settle_cpu(struct cpu_state *state)
 static __always_inline void tick_task(struct task_struct *p, struct task_state *ts,
 				      struct cpu_state *state, s32 cpu, u64 now)
 {
-	ts->ticks++;
+	if (ts->ticks < 255)
+		ts->ticks++;
 	perf_tick(state, p, ts, now);
 	publish_clock(state, ts, cpu);
 	end_if_throttled(p, ts);

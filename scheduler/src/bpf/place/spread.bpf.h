@@ -43,7 +43,8 @@ static __always_inline void leave_shared_core(struct task_struct *p, struct task
 		return;
 
 	if (is_alone_on_core(cpu, rq_now(cpu))) {
-		ts->shares_core = false;
+		if (ts->shares_core)
+			ts->shares_core = false;
 		return;
 	}
 
@@ -74,7 +75,7 @@ static __always_inline bool migrate_to_idle_core(struct task_struct *p, struct t
 		return false;
 
 	/* The task slept meanwhile, or its affinity changed: the claim lapses by itself. */
-	if (enq_flags & SCX_ENQ_WAKEUP || !is_usable(cpu) || is_pinned(p) || !may_place(p, cpu))
+	if (ts->slept || !is_usable(cpu) || is_pinned(p) || !may_place(p, cpu))
 		return false;
 
 	join_after_move(ts, cpu);
@@ -102,7 +103,6 @@ static __always_inline bool wake_on_idle_core(struct task_struct *p, struct task
 	if (idle < 0)
 		return false;
 
-	join_after_sleep(ts, idle);
 	count_event(here, EVENT_WAKE_IDLE, 1);
 	count_event(here, is_in_other_llc(idle, cpu) ? EVENT_WAKE_BEYOND : EVENT_WAKE_CORE, 1);
 	run_next_on(p, ts, idle, enq_flags);
@@ -112,7 +112,8 @@ static __always_inline bool wake_on_idle_core(struct task_struct *p, struct task
 /* The task runs: it has arrived at the core that was claimed for it, or the claim has lapsed. */
 static __always_inline void end_migration(struct task_state *ts)
 {
-	ts->migrates_to = 0;
+	if (ts->migrates_to)
+		ts->migrates_to = 0;
 }
 
 /* Return whether a core was claimed for the task, which must then be requeued. */

@@ -104,6 +104,18 @@ void weigh_moves(struct placement *at, const struct task_struct *p, const struct
 }
 
 /*
+ * Note the waker's CPU for wake_on_idle_core(), which places tasks with long bursts only: of others
+ * the line is not written. The burst that has just ended is not in the average yet.
+ */
+static __always_inline void note_waker(struct task_state *ts, u32 waker)
+{
+	bool is_of_use = ts->cpu < 0 || expected_burst(ts) >= WORTH_A_CORE_NS;
+
+	if (has_smt && is_of_use && ts->woken_from != waker)
+		ts->woken_from = waker;
+}
+
+/*
  * Choose a CPU in the order above. @runs_next is set if the task need not pass the queue: the CPU
  * is idle and claimed for it, or the waker leaves the CPU.
  */
@@ -131,8 +143,9 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 	note_wakeup(state, at.now);
 	if (move_cost_enabled && ts->cpu >= 0 && step != STEP_QUEUE)
 		note_next_burst(&ts->moves, is_in_other_llc(at.previous, at.cpu));
-	ts->recent = prev_cpu;
-	ts->woken_from = here;
+	if (ts->recent != prev_cpu)
+		ts->recent = prev_cpu;
+	note_waker(ts, here);
 	/* Otherwise the compiler bounds one copy of @step and uses another. */
 	barrier_var(step);
 	if (step >= STEP_QUEUE) {
@@ -176,7 +189,6 @@ static __always_inline s32 place_wakeup(struct task_struct *p, s32 prev_cpu, u64
 	if (!runs_next)
 		return cpu;
 
-	join_after_sleep(ts, cpu);
 	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_of(ts), enq_flags);
 	return cpu;
 }

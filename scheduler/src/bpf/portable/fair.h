@@ -107,7 +107,8 @@ static inline u64 charge_with_catch_up(u64 used, u64 *catch_up)
 {
 	u64 free = used / 2 < *catch_up ? used / 2 : *catch_up;
 
-	*catch_up -= free;
+	if (free)
+		*catch_up -= free;
 	return used - free;
 }
 

@@ -27,9 +27,12 @@
 /* How much of the cost is forgotten with each burst nearby, so that a far move is tried again. */
 #define FAR_DECAY_SHIFT 10
 
+/* A longer burst counts as one of that length, so that an average fits 32 bits. */
+#define LONGEST_BURST_NS 0xffffffffU
+
 struct move_history {
-	u64 near; /* average burst in the LLC of the burst before, ns; 0: not known */
-	u64 far; /* average burst after a move to another LLC, ns; 0: not known */
+	u32 near; /* average burst in the LLC of the burst before, ns; 0: not known */
+	u32 far; /* average burst after a move to another LLC, ns; 0: not known */
 	bool is_far; /* the burst that runs now is one after such a move */
 	bool is_next_far; /* the burst that will begin when that has ended */
 	bool is_mixed; /* a part of the burst that runs now ran before a move */
@@ -50,7 +53,8 @@ static inline u64 far_move_cost(const struct move_history *history)
 /* A CPU was chosen for a task that has slept; whether it is one of another LLC. */
 static inline void note_next_burst(struct move_history *history, bool is_far)
 {
-	history->is_next_far = is_far;
+	if (history->is_next_far != is_far)
+		history->is_next_far = is_far;
 }
 
 /*
@@ -72,9 +76,10 @@ static inline void forget_far(struct move_history *history)
 		history->far = 0;
 }
 
-/* The burst is over, it lasted for @ns; the next one begins. */
-static inline void learn_burst(struct move_history *history, u64 ns)
+/* The burst is over, it lasted for @burst, ns; the next one begins. */
+static inline void learn_burst(struct move_history *history, u64 burst)
 {
+	u32 ns = burst < LONGEST_BURST_NS ? burst : LONGEST_BURST_NS;
 	bool is_far = history->is_far;
 	bool is_mixed = history->is_mixed;
 

@@ -151,6 +151,18 @@ static __always_inline u64 deadline_of(const struct task_state *ts)
 /* The switch of place/move_cost.bpf.h, which asks what bursts were like. */
 const volatile bool move_cost_enabled = true;
 
+/*
+ * The task stops and is no longer runnable: it sleeps, unless only its affinity or nice value
+ * changes. (If they change while it is about to sleep, that counts as a sleep, too.) When it wakes,
+ * it joins a clock on the CPU where it will wait or run. If its waker did that, the task's line
+ * would move to the waker's CPU and back.
+ */
+static __always_inline void note_sleep(const struct task_struct *p, struct task_state *ts)
+{
+	if (p->__state != TASK_RUNNING)
+		ts->slept = true;
+}
+
 /* The task slept: its burst is complete. */
 static __always_inline void end_burst(struct task_state *ts)
 {
@@ -158,8 +170,11 @@ static __always_inline void end_burst(struct task_state *ts)
 	if (move_cost_enabled)
 		learn_burst(&ts->moves, ts->burst);
 	ts->burst = 0;
-	ts->ticks = 0;
-	ts->shares_core = false;
+	ts->slept = false;
+	if (ts->ticks)
+		ts->ticks = 0;
+	if (ts->shares_core)
+		ts->shares_core = false;
 }
 
 /* A CPU's clock in the time of its LLC. */
@@ -182,7 +197,7 @@ static __always_inline u64 clock_of(s32 cpu)
 {
 	const struct cpu_state *state = state_of(cpu);
 
-	return READ_ONCE(state->idle_since) ? furthest_clock(state, cpu) : state->clock;
+	return READ_ONCE(state->idles) ? furthest_clock(state, cpu) : state->clock;
 }
 
 /* How far a CPU's clock is ahead of another one's; 0 if the two are of different LLCs. */
@@ -220,12 +235,22 @@ static __always_inline s64 lag_when_woken(const struct task_state *ts)
 	return lag_after_sleep(clock_of(ts->cpu) - ts->vruntime, slice_ns, ts->rate);
 }
 
-/* A task that was forked or woken joins a CPU's clock: it keeps a debt, and no positive lag. */
-static __always_inline void join_after_sleep(struct task_state *ts, s32 cpu)
+static __always_inline void forget_catch_up(struct task_state *ts)
+{
+	if (ts->catch_up)
+		ts->catch_up = 0;
+}
+
+/*
+ * A woken or new task joins a CPU's clock: it keeps a debt, and no positive lag. Global: the
+ * verifier proves it once.
+ */
+__noinline int join_after_sleep(struct task_state *ts __arg_nonnull, s32 cpu)
 {
 	end_burst(ts);
-	ts->catch_up = 0;
+	forget_catch_up(ts);
 	join_with_lag(ts, cpu, clock_of(cpu), lag_when_woken(ts));
+	return 0;
 }
 
 /*
@@ -236,22 +261,32 @@ static __always_inline void join_after_sleep(struct task_state *ts, s32 cpu)
  *
  * Of a positive lag the task gets at most one slice at once, the rest by and by (@catch_up). When
  * hogs arrived one after the other with 50 ms of lag each, a task that sleeps for microseconds at a
- * time waited for up to 758 ms.
+ * time waited for up to 758 ms. Global, too.
  */
-static __always_inline void join_after_move(struct task_state *ts, s32 cpu)
+__noinline int join_after_move(struct task_state *ts __arg_nonnull, s32 cpu)
 {
 	u64 clock = clock_of(cpu);
 	s64 lag;
 
 	if (ts->cpu < 0) {
 		join_with_lag(ts, cpu, clock, lag_of_child());
-		return;
+		return 0;
 	}
 
 	lag = lag_after_move(clock_of(ts->cpu) - ts->vruntime + ts->catch_up,
 			     clock_lead(cpu, ts->cpu));
 	ts->catch_up = lag_to_catch_up(lag, slice_ns, ts->rate);
 	join_with_lag(ts, cpu, clock, lag - ts->catch_up);
+	return 0;
+}
+
+/* Let the task join the clock of the CPU where it will wait or run, if it has not yet. */
+static __always_inline void join_clock(struct task_state *ts, s32 cpu)
+{
+	if (ts->slept)
+		join_after_sleep(ts, cpu);
+	else if (ts->cpu != cpu)
+		join_after_move(ts, cpu);
 }
 
 /*
@@ -268,7 +303,7 @@ static __always_inline void join_after_parking(struct task_state *ts, s32 cpu)
 		return;
 	}
 
-	ts->catch_up = 0;
+	forget_catch_up(ts);
 	lag = clock_of(ts->cpu) - ts->vruntime;
 	join_with_lag(ts, cpu, clock, clamp_lag(lag, -LARGEST_DEBT_NS, 0));
 }
