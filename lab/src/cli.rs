@@ -81,7 +81,8 @@ struct Run {
     #[arg(long)]
     deterministic: bool,
     /// Print which functions of the kernel and the scheduler took the time of the command, on
-    /// standard error. For machines in virtual time.
+    /// standard error, and on a machine with memory which cache lines they took from other CPUs.
+    /// For machines in virtual time.
     #[arg(long, conflicts_with = "deterministic")]
     profile: bool,
     /// Write exit code, times, kernel and machine as JSON to a file, `-` for standard output. For a

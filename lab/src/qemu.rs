@@ -310,6 +310,7 @@ impl Qemu {
     }
 }
 
+/// Returns the lines that say something.
 fn without_empty_lines(text: &str) -> Vec<&str> {
     text.lines()
         .filter(|line| !line.trim().is_empty())
@@ -323,6 +324,7 @@ fn tail<'a>(lines: &'a [&str]) -> &'a [&'a str] {
     &lines[start..lines.len().min(start.saturating_add(3 * TAIL))]
 }
 
+/// Returns the index of the first line of [`tail`].
 fn tail_begins(lines: &[&str]) -> usize {
     let end = lines.len().saturating_sub(TAIL);
     let reasons = ["Kernel panic - ", "BUG: ", "Oops: ", "sysrq: "];

@@ -97,17 +97,12 @@ void profile_watch(struct qemu_plugin_tb *tb, qemu_plugin_u64 entry)
 	qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(tb, QEMU_PLUGIN_INLINE_ADD_U64, count, 1);
 }
 
-static void add(uint64_t *sum, uint64_t n)
-{
-	WRITE_ONCE(*sum, *sum + n);
-}
-
 /* A vCPU waits for memory. The vCPU's own thread. */
 void profile_stall(const struct vcpu *v, uint64_t ps)
 {
 	if (!profile_is_on())
 		return;
-	add(&waits[v - vcpus][*v->place].stall_ps, ps);
+	add_once(&waits[v - vcpus][*v->place].stall_ps, ps);
 	tasks_stall(v, ps);
 }
 
@@ -122,7 +117,7 @@ void profile_transfer(const struct vcpu *v, bool is_write)
 	if (!profile_is_on())
 		return;
 	w = &waits[v - vcpus][*v->place];
-	add(is_write ? &w->taken : &w->shared, 1);
+	add_once(is_write ? &w->taken : &w->shared, 1);
 }
 
 /* A vCPU's own thread, before it executes. */

@@ -111,11 +111,6 @@ static void task_stops(unsigned int index, uint32_t info, uint64_t vaddr, void *
 		find_name(vaddr - (uintptr_t)displacement);
 }
 
-static void add(uint64_t *sum, uint64_t n)
-{
-	WRITE_ONCE(*sum, *sum + n);
-}
-
 /* Count the instructions since the last call for the present task. */
 void tasks_sample(const struct vcpu *v)
 {
@@ -126,7 +121,7 @@ void tasks_sample(const struct vcpu *v)
 		return;
 	insns = v->insns + (*v->score - v->counted) - v->stalled;
 	table_of(index);
-	add(&present[index]->insns, insns - counted[index]);
+	add_once(&present[index]->insns, insns - counted[index]);
 	counted[index] = insns;
 }
 
@@ -136,7 +131,7 @@ void tasks_stall(const struct vcpu *v, uint64_t ps)
 	const unsigned int index = v - vcpus;
 
 	table_of(index);
-	add(&present[index]->stall_ps, ps);
+	add_once(&present[index]->stall_ps, ps);
 }
 
 /* Another task goes on: see task_stops(). */

@@ -265,6 +265,12 @@ extern __thread struct vcpu *self;
 #define WRITE_ONCE(x, v) __atomic_store_n(&(x), (v), __ATOMIC_RELAXED)
 #define COUNT(name) __atomic_fetch_add(&counters->name, 1, __ATOMIC_RELAXED)
 
+/* Add to a sum that this thread alone writes, and others read. */
+static inline void add_once(uint64_t *sum, uint64_t n)
+{
+	WRITE_ONCE(*sum, *sum + n);
+}
+
 /* turn.c */
 void turn_init(struct vcpu *v);
 bool turn_take(struct vcpu *v);

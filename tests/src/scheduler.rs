@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use magpie_lab::vtime::profile::Profile;
 use magpie_lab::{Guest, GuestOptions, files, guest};
 use serde_json::Value;
 
@@ -155,6 +156,16 @@ pub fn late_by_cyclictest(histogram: &str) -> Result<Vec<f64>> {
     let count = late.len();
     ensure!(count >= 100, "{count} samples: {histogram}");
     Ok(late)
+}
+
+/// Runs a shell script that must succeed, and returns what it cost, by function. The guest is in
+/// virtual time, and was booted with [`GuestOptions::profile`].
+pub fn profile_of(guest: &mut Guest, script: &str) -> Result<Profile> {
+    let mips = guest.fidelity()?.context("virtual time")?.mips;
+    let before = guest.counts()?;
+    shell(guest, script)?;
+    let counts = guest.counts()?.since(&before);
+    guest.profile(&counts, mips)
 }
 
 /// Loads a scheduler, runs `test`, and stops the scheduler, which must have stayed loaded and must

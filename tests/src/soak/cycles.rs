@@ -11,9 +11,8 @@
 //! Hackbench is held back during a load, because it would take most of the loader's CPU and keep all
 //! others busy. A load is 2.4 billion instructions, most of them in the verifier: on vt8 it took 22 to
 //! 27 s of a busy host without a load, and longer than the 90 s that a start may take beside an
-//! unlimited hackbench. The freezer holds it, not cpu.max: on 7.2 a task that cpu.max throttles while
-//! it changes its class corrupts the kernel's lists of the fair class (docs/troubleshooting.md), and
-//! one load in 50 ended with a panic.
+//! unlimited hackbench. The freezer holds it, not cpu.max: beside tasks that cpu.max throttled, the
+//! kernel (7.2.13) crashed once in 52 loads, see docs/troubleshooting.md.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,16 +26,17 @@ use crate::scheduler::{MAGPIE, PATIENCE, shell, words};
 
 /// Starts hackbench in a cgroup, and has a line of /tmp/rounds for each of its rounds. While there is
 /// a /tmp/held, hackbench has 10 ms of each 100.
-const START_LOAD: &str =
-    "rm -f /tmp/over /tmp/ended /tmp/held; cd /sys/fs/cgroup && echo +cpu > cgroup.subtree_control && mkdir load || exit
+const START_LOAD: &str = "\
+rm -f /tmp/over /tmp/ended /tmp/held
+cd /sys/fs/cgroup && echo +cpu > cgroup.subtree_control && mkdir load || exit
 (while [ ! -e /tmp/over ]; do
 [ -e /tmp/held ] && echo 1 > load/cgroup.freeze; usleep 90000
-echo 0 > load/cgroup.freeze; usleep 10000; done) >/dev/null 2>&1 &
-(echo 0 > load/cgroup.procs
+echo 0 > load/cgroup.freeze; usleep 10000; done &
+echo 0 > load/cgroup.procs
 while [ ! -e /tmp/over ]; do hackbench -g 1 -l 50 >/dev/null && echo; done > /tmp/rounds
-echo 0 > cgroup.procs; echo over > /tmp/ended) >/dev/null 2>&1 &";
+echo 0 > cgroup.procs; wait; echo over > /tmp/ended) >/dev/null 2>&1 &";
 
-/// How long the scheduler runs with a load on all CPUs.
+/// Lets hackbench go, and the scheduler run with a load on all CPUs.
 const RUN: &str = "rm /tmp/held; sleep 0.1";
 
 /// One cycle in so many ends with a kill.

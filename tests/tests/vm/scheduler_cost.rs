@@ -2,7 +2,7 @@
 //! it counts every block of code, so the counts do not depend on the host.
 
 use anyhow::{Context, Result, ensure};
-use magpie_tests::scheduler::{MAGPIE, boot_for_magpie, shell, under};
+use magpie_tests::scheduler::{MAGPIE, boot_for_magpie, profile_of, under};
 
 /// Sixteen clients keep eight CPUs busy, by tasks with bursts of 1.2 ms: each wakeup finds no idle
 /// CPU, and no task uses up its slice of 3 ms.
@@ -10,11 +10,7 @@ use magpie_tests::scheduler::{MAGPIE, boot_for_magpie, shell, under};
 fn a_wakeup_on_a_busy_machine_asks_little_and_sets_no_timer() -> Result<()> {
     let mut guest = boot_for_magpie("vt8", |options| options.profile = true)?;
     under(&mut guest, MAGPIE, |guest| {
-        let mips = guest.fidelity()?.context("virtual time")?.mips;
-        let before = guest.counts()?;
-        shell(guest, "magpie-load services --clients 16 --seconds 0.5")?;
-        let counts = guest.counts()?.since(&before);
-        let profile = guest.profile(&counts, mips)?;
+        let profile = profile_of(guest, "magpie-load services --clients 16 --seconds 0.5")?;
         let calls = |name| {
             let calls = profile.function(name).map(|function| function.calls as f64);
             calls.with_context(|| format!("{name} is not in the profile"))
