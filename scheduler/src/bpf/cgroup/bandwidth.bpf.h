@@ -233,8 +233,7 @@ static __always_inline void stop_if_throttled(const struct task_struct *p, struc
 	if (!cpu_max_enabled)
 		return;
 
-	if (ts->parked_at)
-		ts->parked_at = 0;
+	WRITE_CHANGED(ts->parked_at, 0);
 	if (READ_ONCE(nr_cgroups.throttled) && is_throttled(p, ts))
 		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
 }

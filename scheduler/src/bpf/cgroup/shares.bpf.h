@@ -131,8 +131,7 @@ static __always_inline void refresh_rate(struct task_state *ts)
 		return;
 
 	rate = scale_rate(ts->nice_rate, cgroup_at(ts->cgroup)->factor);
-	if (ts->rate != rate)
-		ts->rate = rate;
+	WRITE_CHANGED(ts->rate, rate);
 }
 
 /* Change a task's weight; its cgroup counts a task that runs or waits with the new one. */

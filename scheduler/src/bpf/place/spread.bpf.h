@@ -43,8 +43,7 @@ static __always_inline void leave_shared_core(struct task_struct *p, struct task
 		return;
 
 	if (is_alone_on_core(cpu, rq_now(cpu))) {
-		if (ts->shares_core)
-			ts->shares_core = false;
+		WRITE_CHANGED(ts->shares_core, false);
 		return;
 	}
 
@@ -112,8 +111,7 @@ static __always_inline bool wake_on_idle_core(struct task_struct *p, struct task
 /* The task runs: it has arrived at the core that was claimed for it, or the claim has lapsed. */
 static __always_inline void end_migration(struct task_state *ts)
 {
-	if (ts->migrates_to)
-		ts->migrates_to = 0;
+	WRITE_CHANGED(ts->migrates_to, 0);
 }
 
 /* Return whether a core was claimed for the task, which must then be requeued. */

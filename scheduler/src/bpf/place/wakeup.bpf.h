@@ -111,8 +111,8 @@ static __always_inline void note_waker(struct task_state *ts, u32 waker)
 {
 	bool is_of_use = ts->cpu < 0 || expected_burst(ts) >= WORTH_A_CORE_NS;
 
-	if (has_smt && is_of_use && ts->woken_from != waker)
-		ts->woken_from = waker;
+	if (has_smt && is_of_use)
+		WRITE_CHANGED(ts->woken_from, waker);
 }
 
 /*
@@ -143,8 +143,7 @@ static __always_inline s32 place_on_idle(struct task_struct *p, struct task_stat
 	note_wakeup(state, at.now);
 	if (move_cost_enabled && ts->cpu >= 0 && step != STEP_QUEUE)
 		note_next_burst(&ts->moves, is_in_other_llc(at.previous, at.cpu));
-	if (ts->recent != prev_cpu)
-		ts->recent = prev_cpu;
+	WRITE_CHANGED(ts->recent, (u32)prev_cpu);
 	note_waker(ts, here);
 	/* Otherwise the compiler bounds one copy of @step and uses another. */
 	barrier_var(step);

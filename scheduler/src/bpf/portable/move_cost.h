@@ -53,8 +53,7 @@ static inline u64 far_move_cost(const struct move_history *history)
 /* A CPU was chosen for a task that has slept; whether it is one of another LLC. */
 static inline void note_next_burst(struct move_history *history, bool is_far)
 {
-	if (history->is_next_far != is_far)
-		history->is_next_far = is_far;
+	WRITE_CHANGED(history->is_next_far, is_far);
 }
 
 /*

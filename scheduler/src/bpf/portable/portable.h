@@ -49,4 +49,15 @@ typedef int64_t s64;
 #endif
 
 #endif /* __bpf__ */
+
+/*
+ * Write a value that seldom changes: a write takes the line from the CPUs that have read it, even if
+ * the value is the same.
+ */
+#define WRITE_CHANGED(var, val)        \
+	do {                           \
+		if ((var) != (val))    \
+			(var) = (val); \
+	} while (0)
+
 #endif /* __MAGPIE_PORTABLE_H */

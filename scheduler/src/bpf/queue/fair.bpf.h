@@ -171,10 +171,8 @@ static __always_inline void end_burst(struct task_state *ts)
 		learn_burst(&ts->moves, ts->burst);
 	ts->burst = 0;
 	ts->slept = false;
-	if (ts->ticks)
-		ts->ticks = 0;
-	if (ts->shares_core)
-		ts->shares_core = false;
+	ts->ticks = 0;
+	WRITE_CHANGED(ts->shares_core, false);
 }
 
 /* A CPU's clock in the time of its LLC. */
@@ -235,12 +233,6 @@ static __always_inline s64 lag_when_woken(const struct task_state *ts)
 	return lag_after_sleep(clock_of(ts->cpu) - ts->vruntime, slice_ns, ts->rate);
 }
 
-static __always_inline void forget_catch_up(struct task_state *ts)
-{
-	if (ts->catch_up)
-		ts->catch_up = 0;
-}
-
 /*
  * A woken or new task joins a CPU's clock: it keeps a debt, and no positive lag. Global: the
  * verifier proves it once.
@@ -248,7 +240,7 @@ static __always_inline void forget_catch_up(struct task_state *ts)
 __noinline int join_after_sleep(struct task_state *ts __arg_nonnull, s32 cpu)
 {
 	end_burst(ts);
-	forget_catch_up(ts);
+	WRITE_CHANGED(ts->catch_up, 0);
 	join_with_lag(ts, cpu, clock_of(cpu), lag_when_woken(ts));
 	return 0;
 }
@@ -303,7 +295,7 @@ static __always_inline void join_after_parking(struct task_state *ts, s32 cpu)
 		return;
 	}
 
-	forget_catch_up(ts);
+	WRITE_CHANGED(ts->catch_up, 0);
 	lag = clock_of(ts->cpu) - ts->vruntime;
 	join_with_lag(ts, cpu, clock, clamp_lag(lag, -LARGEST_DEBT_NS, 0));
 }

@@ -374,8 +374,7 @@ static __always_inline void start_running(struct cpu_state *state, struct task_s
 {
 	bool sleeps_soon = expected_burst(ts) < SLEEPS_SOON_NS;
 
-	if (ts->yielded)
-		ts->yielded = false;
+	ts->yielded = false;
 	if (in_turn)
 		advance_clock(state, ts);
 
