@@ -60,38 +60,55 @@ fn messages_are_taken_many_at_a_time() -> Result<()> {
     takes_many_messages_at_once(VT8, "0,1")
 }
 
+/// Prints the context switches of each task that ran in a second, so that what runs beside a test can
+/// be named.
+const WHO_SWITCHES: &str = r#"
+switches() {
+	awk '/^Name/ { name = $2 } /^Pid/ { name = name " " $2 }
+		/ctxt_switches/ { print name, $1, $2 }' /proc/[0-9]*/status 2> /dev/null
+}
+switches > /tmp/before; sleep 1; switches > /tmp/after
+awk 'NR == FNR { before[$1 $2 $3] = $4; next }
+	$4 > before[$1 $2 $3] { print $4 - before[$1 $2 $3], $1, $2, $3 }' /tmp/before /tmp/after |
+	sort -rn | head -8
+"#;
+
+/// Returns by how much two counters grow while a command runs: wakeups that ran at once, and tasks
+/// that passed a queue.
+fn direct_and_queued(guest: &mut Guest, command: &str) -> Result<(u64, u64)> {
+    let before = counters(guest)?;
+    shell(guest, command)?;
+    let after = counters(guest)?;
+    Ok((
+        grown(&before, &after, "wake_idle")?,
+        grown(&before, &after, "enqueue")?,
+    ))
+}
+
 /// A pinned thread wakes 1000 times on a CPU that idles. The kernel asks no scheduler for its CPU.
 ///
-/// The counters are those of the whole machine, so the best of three seconds counts: without the
-/// mechanism 1000 tasks pass a queue in each of them, and in one run of hundreds something else in
-/// the guest passed 340 in a second. What ran is printed, so that it can be named.
+/// The counters are those of the whole machine. In one boot of hundreds something else passes a
+/// queue 350 times a second, for seconds, so the second before is counted too. Without the mechanism
+/// 1000 tasks more pass a queue. The best of three counts.
 #[test]
 fn a_task_alone_on_its_cpu_passes_no_queue() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     under(&mut guest, MAGPIE, |guest| {
         let mut fewest = u64::MAX;
         for _ in 0..3 {
-            let before = counters(guest)?;
-            shell(guest, &format!("{CYCLICTEST} -a 3 -D 1"))?;
-            let after = counters(guest)?;
-            let (direct, queued) = (
-                grown(&before, &after, "wake_idle")?,
-                grown(&before, &after, "enqueue")?,
+            let (_, beside) = direct_and_queued(guest, "sleep 1")?;
+            let (direct, queued) = direct_and_queued(guest, &format!("{CYCLICTEST} -a 3 -D 1"))?;
+            println!(
+                "{direct} wakeups ran at once, {queued} tasks passed a queue, {beside} before"
             );
-            println!("{direct} wakeups ran at once, {queued} tasks passed a queue");
             ensure!(direct >= 900, "only {direct} of 1000 wakeups ran at once");
-            fewest = fewest.min(queued);
-            if queued <= 100 {
+            fewest = fewest.min(queued.saturating_sub(beside));
+            if queued > 100 {
+                println!("switches in a second:\n{}", shell(guest, WHO_SWITCHES)?);
+            }
+            if fewest <= 100 {
                 break;
             }
-            println!(
-                "tasks by CPU time, clock ticks:\n{}",
-                shell(
-                    guest,
-                    "awk -F')' '{ split($2, field, \" \"); used = field[12] + field[13] }\n\
-                     used { print used, $1 \")\" }' /proc/[0-9]*/stat | sort -rn | head -8",
-                )?
-            );
         }
         ensure!(fewest <= 100, "{fewest} tasks passed a queue");
         Ok(())
