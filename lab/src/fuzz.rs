@@ -16,12 +16,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use tempfile::TempDir;
 
 pub use self::scenario::Scenario;
 pub use self::verdict::Verdict;
 
 use crate::options::GuestOptions;
+use crate::run_folder::RunFolder;
 use crate::vtime::Perturbation;
 use crate::vtime::snapshot::Snapshot;
 
@@ -32,7 +32,7 @@ const HARNESS: &str = include_str!("../scenarios/harness");
 #[derive(Debug)]
 pub struct Fuzzer {
     snapshot: Snapshot,
-    _folder: TempDir,
+    _folder: RunFolder,
 }
 
 /// The run of one seed.
@@ -62,7 +62,7 @@ impl Fuzzer {
         scenario: &Scenario,
         timeout: Duration,
     ) -> Result<Fuzzer> {
-        let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
+        let folder = RunFolder::new()?;
         let file = |name: &str, text: &str| -> Result<PathBuf> {
             let path = folder.path().join(name);
             std::fs::write(&path, text)

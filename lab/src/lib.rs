@@ -47,6 +47,7 @@ mod options;
 pub mod packages;
 mod progress;
 pub mod qemu;
+mod run_folder;
 pub mod selfcheck;
 mod text;
 pub mod topology;

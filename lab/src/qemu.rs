@@ -2,12 +2,12 @@
 
 mod command_line;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 use self::command_line::{AGENT, CONSOLE, IMAGE, MONITOR};
 use crate::emulator;
 use crate::kernel::Kernel;
 use crate::options::{Accelerator, GuestOptions};
+use crate::run_folder::{self, RunFolder};
 
 /// QEMU's output, in the folder of a run.
 const LOG: &str = "qemu.log";
@@ -36,56 +36,23 @@ const MONITOR_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct Qemu {
     child: Arc<Mutex<Child>>,
     pid: u32,
-    folder: TempDir,
+    folder: RunFolder,
     agent: UnixListener,
     monitor: UnixListener,
     vcpu_threads: Option<Vec<u32>>,
 }
 
-/// The QEMUs of this process by process id, with their folders, for [`abandon_all`].
-static RUNNING: Mutex<BTreeMap<u32, PathBuf>> = Mutex::new(BTreeMap::new());
+/// The process ids of this process's QEMUs, for [`abandon_all`].
+static RUNNING: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
-/// Kills all QEMUs of this process and removes their folders. The thread that handles Ctrl-C calls
-/// this, because destructors do not run when it exits the process next.
+/// Kills all QEMUs of this process and removes the folders of its runs. The thread that handles
+/// Ctrl-C calls this, because destructors do not run when it exits the process next.
 pub fn abandon_all() {
-    for (pid, folder) in lock(&RUNNING).iter() {
+    for pid in lock(&RUNNING).iter() {
         let pid = nix::unistd::Pid::from_raw(*pid as i32);
         let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
-        let _ = fs::remove_dir_all(folder);
     }
-    for folder in lock(&FOLDERS).iter() {
-        let _ = fs::remove_dir_all(folder);
-    }
-}
-
-/// Folders of runs that are more than one QEMU.
-static FOLDERS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
-
-/// A temporary folder that several QEMUs share. [`abandon_all`] removes it, and so does dropping it.
-#[derive(Debug)]
-pub struct RunFolder(TempDir);
-
-impl RunFolder {
-    /// Creates a folder in the system's folder for temporary files.
-    pub fn new(prefix: &str) -> Result<RunFolder> {
-        let folder = tempfile::Builder::new()
-            .prefix(prefix)
-            .tempdir()
-            .context("cannot create a temporary folder for a run")?;
-        lock(&FOLDERS).insert(folder.path().to_path_buf());
-        Ok(RunFolder(folder))
-    }
-
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-impl Drop for RunFolder {
-    fn drop(&mut self) {
-        lock(&FOLDERS).remove(self.0.path());
-    }
+    run_folder::remove_all();
 }
 
 /// Locks a mutex, also after a thread that held it has panicked: what it guards stays valid.
@@ -103,11 +70,7 @@ impl Qemu {
     ) -> Result<Qemu> {
         let emulator = emulator::find(options)?;
         let program = &emulator.program;
-        // In the system's folder, because a socket's path may have at most 107 bytes.
-        let folder = tempfile::Builder::new()
-            .prefix("magpie-vm-")
-            .tempdir()
-            .context("cannot create a temporary folder for the guest")?;
+        let folder = RunFolder::new()?;
         let image = folder.path().join(IMAGE);
         make_image(&image)?;
         let listen = |name: &str| {
@@ -145,7 +108,7 @@ impl Qemu {
                 anyhow!("cannot start {}: {error}", program.display())
             }
         })?;
-        lock(&RUNNING).insert(pid, folder.path().to_path_buf());
+        lock(&RUNNING).insert(pid);
         Ok(Qemu {
             child,
             pid,

@@ -17,7 +17,8 @@ use super::batch::Prepared;
 use super::{Fidelity, REPORT, batch, plugin};
 use crate::machine::{Machine, VirtualTime};
 use crate::options::{GuestOptions, Seat};
-use crate::qemu::{Qemu, RunFolder};
+use crate::qemu::Qemu;
+use crate::run_folder::RunFolder;
 
 /// Most guests of a host: `MAX_GUESTS` of the plugin.
 pub const MOST_GUESTS: usize = 16;
@@ -162,7 +163,7 @@ impl Running {
             let message = format!("the guest {} does not start", guest.name);
             move || message
         };
-        let folder = RunFolder::new("magpie-host-")?;
+        let folder = RunFolder::new()?;
         let cpus: u32 = guests
             .iter()
             .map(|guest| guest.options.machine.cpus())

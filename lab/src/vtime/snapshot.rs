@@ -12,11 +12,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use tempfile::TempDir;
 
 use super::{Fidelity, REPORT, batch, plugin};
 use crate::options::GuestOptions;
 use crate::qemu::Qemu;
+use crate::run_folder::RunFolder;
 
 /// How much longer than a seed's limit the machine may take to answer: it kills the copy itself.
 const GRACE: Duration = Duration::from_secs(20);
@@ -28,7 +28,7 @@ pub struct Snapshot {
     stream: BufReader<UnixStream>,
     /// Bytes of the console before the next seed's.
     shown: usize,
-    _folder: TempDir,
+    _folder: RunFolder,
 }
 
 /// How the run of a seed ended.
@@ -61,10 +61,7 @@ impl Snapshot {
     /// # Errors
     /// When the machine does not boot, or ends before it has reached the mark.
     pub fn boot(options: &GuestOptions, job: &str, timeout: Duration) -> Result<Snapshot> {
-        let folder = tempfile::Builder::new()
-            .prefix("magpie-fuzz-")
-            .tempdir()
-            .context("cannot create a temporary folder for a socket")?;
+        let folder = RunFolder::new()?;
         let socket = folder.path().join("seeds");
         let listener = UnixListener::bind(&socket).context("cannot create the seeds' socket")?;
         listener

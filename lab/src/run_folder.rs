@@ -1,0 +1,141 @@
+//! The temporary folder of a run: its sockets, its image and its logs.
+//!
+//! Dropping a folder removes it, and so does [`remove_all`], before this process exits in the middle
+//! of runs. A process that is killed leaves its folders behind, some of 80 MB, and the kernel lets go
+//! of its locks: so whoever makes a folder first removes those that nobody has locked.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+
+/// How the names of these folders begin.
+const PREFIX: &str = "magpie-run-";
+
+/// A folder is locked just after it was made: a younger one may be about to be locked.
+const YOUNG: Duration = Duration::from_secs(60);
+
+/// The folders of this process, for [`remove_all`].
+static FOLDERS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+fn folders() -> MutexGuard<'static, BTreeSet<PathBuf>> {
+    FOLDERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A temporary folder that this process has locked.
+#[derive(Debug)]
+pub struct RunFolder {
+    folder: TempDir,
+    _lock: File,
+}
+
+impl RunFolder {
+    /// Creates a folder in the system's folder for temporary files, because a socket's path may have
+    /// at most 107 bytes, and removes there what killed processes left.
+    ///
+    /// # Errors
+    /// When the folder cannot be created.
+    pub fn new() -> Result<RunFolder> {
+        let root = std::env::temp_dir();
+        remove_abandoned(&root);
+        RunFolder::new_in(&root)
+    }
+
+    fn new_in(root: &Path) -> Result<RunFolder> {
+        let cannot = || format!("cannot create a folder for a run in {}", root.display());
+        let folder = tempfile::Builder::new()
+            .prefix(PREFIX)
+            .tempdir_in(root)
+            .with_context(cannot)?;
+        let lock = File::open(folder.path()).with_context(cannot)?;
+        lock.lock().with_context(cannot)?;
+        folders().insert(folder.path().to_path_buf());
+        Ok(RunFolder {
+            folder,
+            _lock: lock,
+        })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+impl Drop for RunFolder {
+    fn drop(&mut self) {
+        folders().remove(self.folder.path());
+    }
+}
+
+/// Removes the folders of this process, because destructors do not run when it exits next.
+pub(crate) fn remove_all() {
+    for folder in folders().iter() {
+        let _ = fs::remove_dir_all(folder);
+    }
+}
+
+/// Removes the folders of runs whose process is gone. What cannot be removed stays: it is another
+/// user's.
+fn remove_abandoned(root: &Path) {
+    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
+        let is_ours = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        if is_ours && is_abandoned(&entry.path()).unwrap_or(false) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+fn is_abandoned(folder: &Path) -> Result<bool> {
+    let folder = File::open(folder)?;
+    let age = folder.metadata()?.modified()?.elapsed().unwrap_or_default();
+    Ok(age > YOUNG
+        && match folder.try_lock() {
+            Ok(()) => true,
+            Err(TryLockError::WouldBlock) => false,
+            Err(TryLockError::Error(error)) => return Err(error.into()),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::FileTimes;
+    use std::time::SystemTime;
+
+    use super::*;
+
+    /// Makes a folder look as old as its process may be.
+    fn age(folder: &Path) {
+        let old = FileTimes::new().set_modified(SystemTime::now() - 2 * YOUNG);
+        let folder = File::open(folder).expect("opens");
+        folder.set_times(old).expect("sets the time");
+    }
+
+    #[test]
+    fn only_what_a_killed_process_left_is_removed() {
+        let root = tempfile::tempdir().expect("a folder");
+        let running = RunFolder::new_in(root.path()).expect("a folder");
+        let path = |name: &str| root.path().join(name);
+        for name in ["magpie-run-left", "magpie-run-young", "another"] {
+            fs::create_dir(path(name)).expect("a folder");
+            fs::write(path(name).join("image"), "image").expect("writes");
+        }
+        age(running.path());
+        age(&path("magpie-run-left"));
+        age(&path("another"));
+
+        remove_abandoned(root.path());
+        assert!(!path("magpie-run-left").exists());
+        assert!(path("magpie-run-young").exists());
+        assert!(path("another").exists());
+        assert!(running.path().exists());
+
+        let was = running.path().to_path_buf();
+        drop(running);
+        assert!(!was.exists());
+    }
+}
