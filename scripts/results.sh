@@ -93,6 +93,14 @@ measure_all() {
 	# Few clients, because a round trip is quick in virtual time, and each takes the host's time.
 	kernels push-tbench vt16 --workload tbench --set clients=2 --set seconds=2 --rounds 5
 	kernels push-tbench vt64 --workload tbench --set clients=2 --set seconds=2 --rounds 5
+	# With memory a guest takes much of the host's time, so the windows are short.
+	slow working-set-vt8-mem --in vtime --machine vt8-mem --sched "$schedulers" "${baseline[@]}" \
+		--workload working-set --set threads=50%,75%,100%,150% --set kib=64,512,4096 \
+		--set seconds=0.04 --set warmup=0.02 --rounds 4
+	slow hackbench-vt8-mem --in vtime --machine vt8-mem --sched "$schedulers" "${baseline[@]}" \
+		--workload hackbench --groups 1,2,4 --loops 30 --rounds 4
+	left_out vt8-mem --workload hackbench,working-set --set groups=2 --set loops=30 \
+		--set threads=75%,100% --set seconds=0.04 --set warmup=0.02
 	slow hackbench-vt64 --in vtime --machine vt64 --sched "$schedulers" "${baseline[@]}" \
 		--workload hackbench --groups 1,2,4,8 --loops 100 --rounds 4
 	slow hackbench-xeon-8380 --in vtime --machine xeon-8380 --sched "$plain,scx_magpie" \
@@ -114,6 +122,17 @@ measure_all() {
 	slow preferred-flat8 --in vm --machine flat8 --sched 'scx_magpie,scx_magpie --no-preferred' \
 		--workload hackbench --groups 1 --loops 50 --rounds 7
 	confined=()
+}
+
+# left_out MACHINE ARGUMENTS...: the result left-out-MACHINE, of scx_magpie without each mechanism.
+left_out() {
+	local machine=$1 candidates=scx_magpie switch
+	shift
+	for switch in steal wakeup wakeup-idle-core move-cost wakeup-queue-choice fork spread balance \
+		push patience; do
+		candidates+=",scx_magpie --no-$switch"
+	done
+	slow "left-out-$machine" --in vtime --machine "$machine" --sched "$candidates" "$@" --rounds 4
 }
 
 # without NAME MACHINE "SWITCH..." ARGUMENTS...: the result NAME, of a mechanism and its switches.
