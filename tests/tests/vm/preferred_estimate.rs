@@ -56,10 +56,11 @@ fn ticks(file: &str, fields: &[usize]) -> Result<f64> {
     Ok(sum.with_context(|| format!("{file}: {text}"))? / per_second.context("CLK_TCK")? as f64)
 }
 
-/// Returns the CPU time that the host has given to all but this guest so far, in seconds.
+/// Returns the CPU time that the host has given to all but this guest so far, in seconds. If the host
+/// is a guest itself, what its own host took from it is part of that.
 fn others_seconds(guest: &Guest) -> Result<f64> {
-    // User, nice, system, interrupts; QEMU's name has no space that would move its fields.
-    let all = ticks("/proc/stat", &[1, 2, 3, 6, 7])?;
+    // User, nice, system, interrupts, steal; QEMU's name has no space that would move its fields.
+    let all = ticks("/proc/stat", &[1, 2, 3, 6, 7, 8])?;
     Ok(all - ticks(&format!("/proc/{}/stat", guest.qemu_pid()), &[13, 14])?)
 }
 
