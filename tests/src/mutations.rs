@@ -398,6 +398,13 @@ pub const MUTATIONS: &[Mutation] = &[
         new: "",
         finder: Machine("an_idle_cpu_that_the_host_took_gets_no_second_task"),
     },
+    Mutation {
+        fault: "a task that leaves its throttled cgroup is owed the time for which it was parked",
+        file: "scheduler/src/bpf/cgroup/parking.bpf.h",
+        old: "\t\tleave_parking(ts, scx_bpf_task_cpu(p));\n",
+        new: "",
+        finder: Machine("throttled_tasks_follow_every_change"),
+    },
 ];
 
 #[cfg(test)]

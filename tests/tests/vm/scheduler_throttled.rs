@@ -68,6 +68,33 @@ fn run_with_change(guest: &mut Guest, change: &str) -> Result<(f64, f64)> {
     Ok((before, after))
 }
 
+/// A task that leaves its throttled cgroup is owed nothing for the time for which it was parked: a
+/// hog on the same CPU has its share from the first moment on. Without that it had 31 ms of 400.
+fn leaves_without_credit(guest: &mut Guest) -> Result<()> {
+    let hog_in = |cgroup| {
+        format!(
+            "(echo 0 > {cgroup}/cgroup.procs; exec magpie-load hogs --count 1 --cpus 3 --seconds 60) \
+             > /dev/null 2>&1 &\n"
+        )
+    };
+    let script = format!(
+        "cd /sys/fs/cgroup; mkdir p r n\n\
+         {}{}sleep 0.5; echo 1000 1000000 > p/cpu.max; sleep 1\n\
+         all() {{ cat r/cpu.stat n/cpu.stat | grep ^usage_usec; }}\n\
+         all; for p in $(cat p/cgroup.procs); do echo $p > n/cgroup.procs; done; sleep 0.4; all\n\
+         for i in p r n; do echo 1 > $i/cgroup.kill; done; sleep 1; rmdir p r n",
+        hog_in("p"),
+        hog_in("r")
+    );
+    let usage = usage_ms(&shell(guest, &script)?)?;
+    ensure!(usage.len() == 4, "{usage:?}");
+    let (resident, newcomer) = (usage[2] - usage[0], usage[3] - usage[1]);
+    println!("in 400 ms: the resident {resident:.0} ms, the newcomer {newcomer:.0}");
+    ensure!(newcomer > 100.0, "the newcomer had {newcomer} ms of 400");
+    ensure!(resident > 150.0, "the resident had {resident} ms of 400");
+    Ok(())
+}
+
 #[test]
 fn throttled_tasks_follow_every_change() -> Result<()> {
     let mut guest = boot_for_magpie("vt4", |_| {})?;
@@ -87,6 +114,8 @@ fn throttled_tasks_follow_every_change() -> Result<()> {
             let (before, after) = run_with_change(guest, change)?;
             ensure!(before < 300.0 && after < 300.0, "{change}");
         }
+
+        leaves_without_credit(guest)?;
 
         // A CPU that goes offline must have no task left, or the kernel waits without end.
         shell(

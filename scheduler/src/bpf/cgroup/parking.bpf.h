@@ -26,6 +26,17 @@
 #define LAST_LOOK_NS LONGEST_PARKING_NS
 
 /*
+ * A task that was parked, and has not run since, is queued without a release: it moved to a cgroup
+ * that is not throttled, or is killed. As after a release, it is owed nothing: by its old vruntime,
+ * a hog had the CPU alone for as long as it had been parked.
+ */
+static __always_inline void leave_parking(struct task_state *ts, s32 cpu)
+{
+	if (cpu_max_enabled && ts->parked_at)
+		join_after_parking(ts, cpu);
+}
+
+/*
  * Park a task that becomes runnable, or has used up its slice, if its cgroup or one above is
  * throttled; whether it was parked.
  */
@@ -34,8 +45,10 @@ static __always_inline bool park_task(struct task_struct *p, struct task_state *
 	u32 blocker = blocker_of(p, ts);
 
 	/* Never on a CPU that goes offline: the kernel waits until that CPU has no task. */
-	if (blocker == ROOT_SLOT || !is_usable(scx_bpf_task_cpu(p)))
+	if (blocker == ROOT_SLOT || !is_usable(scx_bpf_task_cpu(p))) {
+		leave_parking(ts, scx_bpf_task_cpu(p));
 		return false;
+	}
 
 	if (ts->slept)
 		end_burst(ts);
