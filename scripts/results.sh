@@ -99,8 +99,8 @@ measure_all() {
 		--set seconds=0.04 --set warmup=0.02 --rounds 4
 	slow hackbench-vt8-mem --in vtime --machine vt8-mem --sched "$schedulers" "${baseline[@]}" \
 		--workload hackbench --groups 1,2,4 --loops 30 --rounds 4
-	left_out vt8-mem --workload hackbench,working-set --set groups=2 --set loops=30 \
-		--set threads=75%,100% --set seconds=0.04 --set warmup=0.02
+	left_out vt8-mem --workload hackbench,working-set --set groups=2 --set loops=10 \
+		--set threads=75% --set seconds=0.04 --set warmup=0.02
 	slow hackbench-vt64 --in vtime --machine vt64 --sched "$schedulers" "${baseline[@]}" \
 		--workload hackbench --groups 1,2,4,8 --loops 100 --rounds 4
 	slow hackbench-xeon-8380 --in vtime --machine xeon-8380 --sched "$plain,scx_magpie" \
