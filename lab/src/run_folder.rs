@@ -1,11 +1,13 @@
 //! The temporary folder of a run: its sockets, its image and its logs.
 //!
-//! Dropping a folder removes it, and so does [`remove_all`], before this process exits in the middle
-//! of runs. A process that is killed leaves its folders behind, some of 80 MB, and the kernel lets go
-//! of its locks: so whoever makes a folder first removes those that nobody has locked.
+//! Dropping a folder removes it, and so does [`remove_all`], before this process exits in the
+//! middle of runs. A process that is killed leaves its folders behind, some of 80 MB, and the
+//! kernel lets go of its locks. So the next run of the same user removes each folder whose lock
+//! nobody holds.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, DirEntry, File};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,7 +18,10 @@ use tempfile::TempDir;
 /// How the names of these folders begin.
 const PREFIX: &str = "magpie-run-";
 
-/// A folder is locked just after it was made: a younger one may be about to be locked.
+/// The locked file of a folder. Not the folder itself: network file systems lock files only.
+const LOCK: &str = "lock";
+
+/// A file is locked just after it was made: a younger one may be about to be locked.
 const YOUNG: Duration = Duration::from_secs(60);
 
 /// The folders of this process, for [`remove_all`].
@@ -34,8 +39,8 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// Creates a folder in the system's folder for temporary files, because a socket's path may have
-    /// at most 107 bytes, and removes there what killed processes left.
+    /// Creates a folder in the system's folder for temporary files, because a socket's path may
+    /// have at most 107 bytes, and removes there what killed processes left.
     ///
     /// # Errors
     /// When the folder cannot be created.
@@ -51,8 +56,9 @@ impl RunFolder {
             .prefix(PREFIX)
             .tempdir_in(root)
             .with_context(cannot)?;
-        let lock = File::open(folder.path()).with_context(cannot)?;
-        lock.lock().with_context(cannot)?;
+        let lock = File::create(folder.path().join(LOCK)).with_context(cannot)?;
+        // Where files cannot be locked, no folder looks abandoned.
+        let _ = lock.lock();
         folders().insert(folder.path().to_path_buf());
         Ok(RunFolder {
             folder,
@@ -79,26 +85,27 @@ pub(crate) fn remove_all() {
     }
 }
 
-/// Removes the folders of runs whose process is gone. What cannot be removed stays: it is another
-/// user's.
+/// Removes this user's folders of runs whose process is gone.
 fn remove_abandoned(root: &Path) {
     for entry in fs::read_dir(root).into_iter().flatten().flatten() {
-        let is_ours = entry.file_name().to_string_lossy().starts_with(PREFIX);
-        if is_ours && is_abandoned(&entry.path()).unwrap_or(false) {
+        if is_ours(&entry).unwrap_or(false) && is_abandoned(&entry.path()).unwrap_or(false) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
+/// Returns whether it is a folder of a run of this user, and no link to one.
+fn is_ours(entry: &DirEntry) -> Result<bool> {
+    let is_run = entry.file_name().to_string_lossy().starts_with(PREFIX);
+    let metadata = entry.metadata()?;
+    let user = nix::unistd::geteuid().as_raw();
+    Ok(is_run && metadata.is_dir() && metadata.uid() == user)
+}
+
 fn is_abandoned(folder: &Path) -> Result<bool> {
-    let folder = File::open(folder)?;
-    let age = folder.metadata()?.modified()?.elapsed().unwrap_or_default();
-    Ok(age > YOUNG
-        && match folder.try_lock() {
-            Ok(()) => true,
-            Err(TryLockError::WouldBlock) => false,
-            Err(TryLockError::Error(error)) => return Err(error.into()),
-        })
+    let lock = File::options().write(true).open(folder.join(LOCK))?;
+    let age = lock.metadata()?.modified()?.elapsed().unwrap_or_default();
+    Ok(age > YOUNG && lock.try_lock().is_ok())
 }
 
 #[cfg(test)]
@@ -111,8 +118,8 @@ mod tests {
     /// Makes a folder look as old as its process may be.
     fn age(folder: &Path) {
         let old = FileTimes::new().set_modified(SystemTime::now() - 2 * YOUNG);
-        let folder = File::open(folder).expect("opens");
-        folder.set_times(old).expect("sets the time");
+        let lock = File::create(folder.join(LOCK)).expect("opens");
+        lock.set_times(old).expect("sets the time");
     }
 
     #[test]
@@ -122,7 +129,7 @@ mod tests {
         let path = |name: &str| root.path().join(name);
         for name in ["magpie-run-left", "magpie-run-young", "another"] {
             fs::create_dir(path(name)).expect("a folder");
-            fs::write(path(name).join("image"), "image").expect("writes");
+            fs::write(path(name).join(LOCK), "").expect("writes");
         }
         age(running.path());
         age(&path("magpie-run-left"));

@@ -153,6 +153,15 @@ pub fn late_by_cyclictest(histogram: &str) -> Result<Vec<f64>> {
             .context("read the count of a latency")?;
         late.extend(std::iter::repeat_n(time.parse::<f64>()?, times));
     }
+    // Those that are later than the histogram goes are in a comment, one number for each thread.
+    let later = histogram
+        .lines()
+        .filter_map(|line| line.strip_prefix("# Histogram Overflows:"))
+        .flat_map(str::split_whitespace)
+        .map(str::parse::<usize>)
+        .sum::<Result<usize, _>>()
+        .context("read how many latencies are not in the histogram")?;
+    late.extend(std::iter::repeat_n(f64::INFINITY, later));
     let count = late.len();
     ensure!(count >= 100, "{count} samples: {histogram}");
     Ok(late)

@@ -69,7 +69,7 @@ struct Look {
     /// Percent of the vCPUs' time.
     withheld: f64,
     estimated: f64,
-    /// CPUs of the host that others used meanwhile: they withhold slices that are shorter than a
+    /// CPUs of the host that others took meanwhile: they withhold slices that are shorter than a
     /// tick, which the estimate does not see.
     others: f64,
 }
@@ -117,13 +117,13 @@ fn the_estimate_is_what_the_host_withholds() -> Result<()> {
                 } = look(guest, vcpus)?;
                 println!(
                     "vCPUs limited to {share} % by {limit}: withheld {withheld:.1} %, estimated \
-                     {estimated:.1} %; others used {others:.2} CPUs"
+                     {estimated:.1} %; others took {others:.2} CPUs"
                 );
                 let is_right = (estimated - withheld).abs() <= 10.0;
                 ensure!(
                     is_right || (others > QUIET && attempt < ATTEMPTS),
                     "the host withheld {withheld:.1} %, the estimate is {estimated:.1} %, and others \
-                     used {others:.2} CPUs"
+                     took {others:.2} CPUs"
                 );
                 if is_right {
                     break;

@@ -65,7 +65,7 @@ fn messages_are_taken_many_at_a_time() -> Result<()> {
 const WHO_SWITCHES: &str = r#"
 switches() {
 	awk '/^Name/ { name = $2 } /^Pid/ { name = name " " $2 }
-		/ctxt_switches/ { print name, $1, $2 }' /proc/[0-9]*/status 2> /dev/null
+		/ctxt_switches/ { print name, $1, $2 }' /proc/[0-9]*/task/[0-9]*/status 2> /dev/null
 }
 switches > /tmp/before; sleep 1; switches > /tmp/after
 awk 'NR == FNR { before[$1 $2 $3] = $4; next }

@@ -79,7 +79,7 @@ fn leaves_without_credit(guest: &mut Guest) -> Result<()> {
     };
     let script = format!(
         "cd /sys/fs/cgroup; mkdir p r n\n\
-         {}{}sleep 0.5; echo 1000 1000000 > p/cpu.max; sleep 1\n\
+         {}{}sleep 0.5; echo 1000 1000000 > p/cpu.max; sleep 0.7\n\
          all() {{ cat r/cpu.stat n/cpu.stat | grep ^usage_usec; }}\n\
          all; for p in $(cat p/cgroup.procs); do echo $p > n/cgroup.procs; done; sleep 0.4; all\n\
          for i in p r n; do echo 1 > $i/cgroup.kill; done; sleep 1; rmdir p r n",

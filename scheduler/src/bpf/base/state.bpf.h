@@ -139,6 +139,7 @@ struct task_state {
 	u8 slept : 1; /* and has joined no clock since, see queue/fair.bpf.h */
 	u8 yielded : 1; /* do not keep it running */
 	u8 counted : 1; /* its cgroup counts it as active */
+	u8 parked : 1; /* and has joined no clock since, see cgroup/parking.bpf.h */
 	u8 ticks; /* seen while it ran, since its last sleep; at most 255 */
 
 	/* Line 1 changes seldom, and is not written if it does not. */

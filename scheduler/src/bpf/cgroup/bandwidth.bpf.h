@@ -220,6 +220,8 @@ static __always_inline void start_charging(const struct task_struct *p, struct t
 {
 	ts->cpu = -1;
 	ts->slept = true;
+	ts->parked = false;
+	ts->parked_at = 0;
 	ts->charged = p->se.sum_exec_runtime;
 }
 

@@ -26,13 +26,13 @@
 #define LAST_LOOK_NS LONGEST_PARKING_NS
 
 /*
- * A task that was parked, and has not run since, is queued without a release: it moved to a cgroup
- * that is not throttled, or is killed. As after a release, it is owed nothing: by its old vruntime,
- * a hog had the CPU alone for as long as it had been parked.
+ * A parked task is queued without a release: it moved to a cgroup that is not throttled, it is
+ * killed, its CPU goes offline, or its own cgroup has just been unthrottled. As after a release, it
+ * is owed nothing: by its old vruntime, a hog had the CPU alone for as long as it had been parked.
  */
 static __always_inline void leave_parking(struct task_state *ts, s32 cpu)
 {
-	if (cpu_max_enabled && ts->parked_at)
+	if (cpu_max_enabled && ts->parked)
 		join_after_parking(ts, cpu);
 }
 
@@ -59,6 +59,7 @@ static __always_inline bool park_task(struct task_struct *p, struct task_state *
 	 */
 	if (!ts->parked_at)
 		ts->parked_at = scx_bpf_now();
+	ts->parked = true;
 	count_event(state_here(), EVENT_PARK, 1);
 	scx_bpf_dsq_insert(p, PARKING_DSQ + blocker, slice_of(ts), 0);
 	return true;
@@ -109,12 +110,12 @@ static __always_inline void release_parked(u32 slot, bool all, u64 now)
 		    time_before(now, ts->parked_at + LONGEST_PARKING_NS))
 			continue;
 
+		join_after_parking(ts, cpu);
 		if (!may_stay) {
 			leave_to_kernel(BPF_FOR_EACH_ITER, p, cpu);
 			continue;
 		}
 
-		join_after_parking(ts, cpu);
 		if (move_to_queue(BPF_FOR_EACH_ITER, p, ts, cpu) && !is_pinned(p) &&
 		    (!READ_ONCE(state_of(cpu)->idles) || scx_bpf_dsq_nr_queued(cpu) > 1))
 			state->nr_released++;

@@ -290,6 +290,7 @@ static __always_inline void join_after_parking(struct task_state *ts, s32 cpu)
 	u64 clock = clock_of(cpu);
 	s64 lag;
 
+	ts->parked = false;
 	if (ts->cpu < 0) {
 		join_with_lag(ts, cpu, clock, lag_of_child());
 		return;
