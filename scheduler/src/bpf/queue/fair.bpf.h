@@ -283,9 +283,9 @@ static __always_inline void join_clock(struct task_state *ts, s32 cpu)
 
 /*
  * A task that was parked joins a CPU's clock: it keeps a debt, and no positive lag. With positive
- * lag, all tasks of a throttled cgroup ran before their neighbours as each period began.
+ * lag, all tasks of a throttled cgroup ran before their neighbours as each period began. Global, too.
  */
-static __always_inline void join_after_parking(struct task_state *ts, s32 cpu)
+__noinline int join_after_parking(struct task_state *ts __arg_nonnull, s32 cpu)
 {
 	u64 clock = clock_of(cpu);
 	s64 lag;
@@ -293,12 +293,13 @@ static __always_inline void join_after_parking(struct task_state *ts, s32 cpu)
 	ts->parked = false;
 	if (ts->cpu < 0) {
 		join_with_lag(ts, cpu, clock, lag_of_child());
-		return;
+		return 0;
 	}
 
 	WRITE_CHANGED(ts->catch_up, 0);
 	lag = clock_of(ts->cpu) - ts->vruntime;
 	join_with_lag(ts, cpu, clock, clamp_lag(lag, -LARGEST_DEBT_NS, 0));
+	return 0;
 }
 
 /* The task has used CPU time, ns. */
