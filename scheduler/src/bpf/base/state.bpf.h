@@ -139,7 +139,6 @@ struct task_state {
 	u8 slept : 1; /* and has joined no clock since, see queue/fair.bpf.h */
 	u8 yielded : 1; /* do not keep it running */
 	u8 counted : 1; /* its cgroup counts it as active */
-	u8 parked : 1; /* and has joined no clock since, see cgroup/parking.bpf.h */
 	u8 ticks; /* seen while it ran, since its last sleep; at most 255 */
 
 	/* Line 1 changes seldom, and is not written if it does not. */
@@ -158,6 +157,7 @@ struct task_state {
 	u8 tick_bursts; /* how many bursts saw a tick, at most 5; see power/frequency.bpf.h */
 	bool shares_core; /* its core was shared at its last tick */
 	bool has_custom_slice; /* asked for with sched_setattr(2) */
+	bool parked; /* and has joined no clock since; no bit, as a timer writes it */
 };
 
 _Static_assert(__builtin_offsetof(struct task_state, catch_up) == 64 - 8,
