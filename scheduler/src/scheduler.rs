@@ -75,7 +75,13 @@ impl<'a> Scheduler<'a> {
     ) -> Result<Self> {
         let host = HostState::new(Path::new("/"))?;
         let rodata = skel.maps.rodata_data.as_ref().context(NO_CONSTANTS)?;
-        let kernel = KernelMask::new(preferred_bpf::cores(rodata));
+        let has_preferred = rodata.preferred_enabled;
+        let mut kernel = KernelMask::new(preferred_bpf::cores(rodata));
+        if has_preferred {
+            // CPUs that the user or the kernel chose are preferred from the start. The own governor
+            // begins while the kernel still attaches, and a busy host needs a period for that.
+            follow_kernel_mask(&mut skel, &mut kernel)?;
+        }
         // The server starts before the kernel shows the scheduler, so that a client that waits for
         // the scheduler can ask it at once.
         let stats = StatsServer::new(stats::server_data())
@@ -108,9 +114,7 @@ impl<'a> Scheduler<'a> {
             kernel_due: Instant::now(),
             followed: None,
         };
-        if scheduler.has_preferred() {
-            // CPUs that the user or the kernel chose are preferred from the start.
-            scheduler.read_kernel_mask()?;
+        if has_preferred {
             scheduler.apply_settings()?;
         }
         Ok(scheduler)
@@ -254,34 +258,15 @@ impl<'a> Scheduler<'a> {
         })
     }
 
-    /// Once a period, lets the kernel's mask decide if there is one, and otherwise the governor.
-    /// Returns whether that changes the settings. Leaves alone what the user has chosen.
+    /// Once a period, lets the kernel's mask decide, see [`follow_kernel_mask`].
     fn read_kernel_mask(&mut self) -> Result<bool> {
-        let maps = &mut self.skel.maps;
-        let settings = &mut maps
-            .data_data
-            .as_mut()
-            .context(NO_VARIABLES)?
-            .preferred_settings;
-        let requested = &mut maps.bss_data.as_mut().context(NO_VARIABLES)?.requested_bits;
-        if Instant::now() < self.kernel_due || !preferred_bpf::is_auto(settings) {
+        if Instant::now() < self.kernel_due {
             return Ok(false);
         }
-        let Ok(online) = preferred_bpf::online_cpus() else {
-            return Ok(false);
-        };
-        self.kernel_due = Instant::now() + Duration::from_nanos(settings.period_ns);
-        let before = settings.mode;
-        let cpus = self.kernel.read(&online);
-        let is_changed = preferred_bpf::follow_kernel(cpus, settings, requested);
-        match (settings.mode == before, cpus) {
-            (true, _) => {}
-            (false, Some(_)) => info!(
-                "the kernel's steal_governor decides which CPUs are preferred; the own governor rests"
-            ),
-            (false, None) => info!("the own governor decides which CPUs are preferred"),
-        }
-        Ok(is_changed)
+        let data = self.skel.maps.data_data.as_ref().context(NO_VARIABLES)?;
+        let period = Duration::from_nanos(data.preferred_settings.period_ns);
+        self.kernel_due = Instant::now() + period;
+        follow_kernel_mask(&mut self.skel, &mut self.kernel)
     }
 
     /// Makes the BPF side act on changed settings, and the host follow.
@@ -312,4 +297,29 @@ impl<'a> Scheduler<'a> {
         self.followed = Some(now);
         Ok(())
     }
+}
+
+/// Lets the kernel's mask decide if there is one, and otherwise the governor. Returns whether that
+/// changes the settings. Leaves alone what the user has chosen.
+fn follow_kernel_mask(skel: &mut BpfSkel, kernel: &mut KernelMask) -> Result<bool> {
+    let data = skel.maps.data_data.as_mut().context(NO_VARIABLES)?;
+    let bss = skel.maps.bss_data.as_mut().context(NO_VARIABLES)?;
+    let settings = &mut data.preferred_settings;
+    if !preferred_bpf::is_auto(settings) {
+        return Ok(false);
+    }
+    let Ok(online) = preferred_bpf::online_cpus() else {
+        return Ok(false);
+    };
+    let before = settings.mode;
+    let cpus = kernel.read(&online);
+    let is_changed = preferred_bpf::follow_kernel(cpus, settings, &mut bss.requested_bits);
+    match (settings.mode == before, cpus) {
+        (true, _) => {}
+        (false, Some(_)) => info!(
+            "the kernel's steal_governor decides which CPUs are preferred; the own governor rests"
+        ),
+        (false, None) => info!("the own governor decides which CPUs are preferred"),
+    }
+    Ok(is_changed)
 }
