@@ -80,6 +80,11 @@ measure_all() {
 	without push vt8 "--no-push" --workload spread
 	without cpu-max vt2 "--no-cpu-max" --workload quota
 	without cpu-weight vt2 "--no-cpu-weight" --workload shares
+	# Each of these alone, where memory costs. Such a guest is slow, so the windows are short.
+	without left-out vt8-mem "--no-steal --no-wakeup --no-wakeup-idle-core --no-move-cost \
+		--no-wakeup-queue-choice --no-fork --no-spread --no-balance --no-push --no-patience" \
+		--workload hackbench,working-set --set groups=2 --set loops=10 \
+		--set threads=75% --set seconds=0.04 --set warmup=0.02
 
 	# These take long, or want the host for themselves: only if ONLY names them.
 	kernels steal vt16 --suite steal --set groups=1,4 --set loops=10 --rounds 5
@@ -93,14 +98,11 @@ measure_all() {
 	# Few clients, because a round trip is quick in virtual time, and each takes the host's time.
 	kernels push-tbench vt16 --workload tbench --set clients=2 --set seconds=2 --rounds 5
 	kernels push-tbench vt64 --workload tbench --set clients=2 --set seconds=2 --rounds 5
-	# With memory a guest takes much of the host's time, so the windows are short.
 	slow working-set-vt8-mem --in vtime --machine vt8-mem --sched "$schedulers" "${baseline[@]}" \
 		--workload working-set --set threads=50%,75%,100%,150% --set kib=64,512,4096 \
 		--set seconds=0.04 --set warmup=0.02 --rounds 4
 	slow hackbench-vt8-mem --in vtime --machine vt8-mem --sched "$schedulers" "${baseline[@]}" \
 		--workload hackbench --groups 1,2,4 --loops 30 --rounds 4
-	left_out vt8-mem --workload hackbench,working-set --set groups=2 --set loops=10 \
-		--set threads=75% --set seconds=0.04 --set warmup=0.02
 	slow hackbench-vt64 --in vtime --machine vt64 --sched "$schedulers" "${baseline[@]}" \
 		--workload hackbench --groups 1,2,4,8 --loops 100 --rounds 4
 	slow hackbench-xeon-8380 --in vtime --machine xeon-8380 --sched "$plain,scx_magpie" \
@@ -122,17 +124,6 @@ measure_all() {
 	slow preferred-flat8 --in vm --machine flat8 --sched 'scx_magpie,scx_magpie --no-preferred' \
 		--workload hackbench --groups 1 --loops 50 --rounds 7
 	confined=()
-}
-
-# left_out MACHINE ARGUMENTS...: the result left-out-MACHINE, of scx_magpie without each mechanism.
-left_out() {
-	local machine=$1 candidates=scx_magpie switch
-	shift
-	for switch in steal wakeup wakeup-idle-core move-cost wakeup-queue-choice fork spread balance \
-		push patience; do
-		candidates+=",scx_magpie --no-$switch"
-	done
-	slow "left-out-$machine" --in vtime --machine "$machine" --sched "$candidates" "$@" --rounds 4
 }
 
 # without NAME MACHINE "SWITCH..." ARGUMENTS...: the result NAME, of a mechanism and its switches.

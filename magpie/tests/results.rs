@@ -116,7 +116,6 @@ fn each_result_file_has_one_table_a_command_and_its_origin() {
             let words: Vec<&str> = line.split_whitespace().take(3).collect();
             match words[..] {
                 ["without", result, machine] => name == format!("{result}-{machine}"),
-                ["left_out", machine, ..] => name == format!("left-out-{machine}"),
                 ["kernels", suite, machine] => name == format!("kernels-{suite}-{machine}"),
                 [_, result, ..] => name == result,
                 _ => false,

@@ -258,8 +258,13 @@ pub fn grown(before: &Value, after: &Value, counter: &str) -> Result<u64> {
 /// Returns a line of a script that starts CPU hogs in a cgroup, whose path is from the current
 /// folder. The hogs run for a minute, or until the cgroup is killed.
 pub fn hogs_in(cgroup: &str, count: u32) -> String {
+    hogs_with(cgroup, &format!("--count {count}"))
+}
+
+/// As [`hogs_in`], with any options of `magpie-load hogs`.
+pub fn hogs_with(cgroup: &str, options: &str) -> String {
     format!(
-        "(echo 0 > {cgroup}/cgroup.procs; exec magpie-load hogs --count {count} --seconds 60) \
+        "(echo 0 > {cgroup}/cgroup.procs; exec magpie-load hogs {options} --seconds 60) \
          >/dev/null 2>&1 &\n"
     )
 }

@@ -5,7 +5,7 @@
 use anyhow::{Result, ensure};
 use magpie_lab::Guest;
 use magpie_tests::scheduler::{
-    MAGPIE, boot_for_magpie, hogs_in, set_online, shell, under, usage_ms,
+    MAGPIE, boot_for_magpie, hogs_in, hogs_with, set_online, shell, under, usage_ms,
 };
 
 /// How often a hundred parked tasks are killed. When exiting threads could still be parked, eight
@@ -71,12 +71,7 @@ fn run_with_change(guest: &mut Guest, change: &str) -> Result<(f64, f64)> {
 /// A task that leaves its throttled cgroup is owed nothing for the time for which it was parked: a
 /// hog on the same CPU has its share from the first moment on. Without that it had 31 ms of 400.
 fn leaves_without_credit(guest: &mut Guest) -> Result<()> {
-    let hog_in = |cgroup| {
-        format!(
-            "(echo 0 > {cgroup}/cgroup.procs; exec magpie-load hogs --count 1 --cpus 3 --seconds 60) \
-             > /dev/null 2>&1 &\n"
-        )
-    };
+    let hog_in = |cgroup| hogs_with(cgroup, "--count 1 --cpus 3");
     let script = format!(
         "cd /sys/fs/cgroup; mkdir p r n\n\
          {}{}sleep 0.5; echo 1000 1000000 > p/cpu.max; sleep 0.7\n\
