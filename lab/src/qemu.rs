@@ -9,7 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use self::command_line::{AGENT, CONSOLE, IMAGE, MONITOR};
 use crate::emulator;
 use crate::kernel::Kernel;
 use crate::options::{Accelerator, GuestOptions};
-use crate::run_folder::{self, RunFolder};
+use crate::run_folder::{self, RunFolder, lock_mutex};
 
 /// QEMU's output, in the folder of a run.
 const LOG: &str = "qemu.log";
@@ -48,16 +48,11 @@ static RUNNING: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 /// Kills all QEMUs of this process and removes the folders of its runs. The thread that handles
 /// Ctrl-C calls this, because destructors do not run when it exits the process next.
 pub fn abandon_all() {
-    for pid in lock(&RUNNING).iter() {
+    for pid in lock_mutex(&RUNNING).iter() {
         let pid = nix::unistd::Pid::from_raw(*pid as i32);
         let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
     }
     run_folder::remove_all();
-}
-
-/// Locks a mutex, also after a thread that held it has panicked: what it guards stays valid.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Qemu {
@@ -108,7 +103,7 @@ impl Qemu {
                 anyhow!("cannot start {}: {error}", program.display())
             }
         })?;
-        lock(&RUNNING).insert(pid);
+        lock_mutex(&RUNNING).insert(pid);
         Ok(Qemu {
             child,
             pid,
@@ -131,7 +126,7 @@ impl Qemu {
 
     /// Returns how QEMU ended, or `None` while it runs.
     fn exited(&self) -> Option<ExitStatus> {
-        lock(&self.child).try_wait().ok().flatten()
+        lock_mutex(&self.child).try_wait().ok().flatten()
     }
 
     /// Waits for QEMU to end. Returns `None` if it still runs after `timeout`, in real time.
@@ -148,7 +143,7 @@ impl Qemu {
 
     /// Kills QEMU, and waits until it is gone.
     fn kill(&self) {
-        let mut child = lock(&self.child);
+        let mut child = lock_mutex(&self.child);
         let _ = child.kill();
         let _ = child.wait();
     }
@@ -284,13 +279,19 @@ fn without_empty_lines(text: &str) -> Vec<&str> {
 /// the registers and the call trace.
 fn tail<'a>(lines: &'a [&str]) -> &'a [&'a str] {
     let start = tail_begins(lines);
-    &lines[start..lines.len().min(start.saturating_add(3 * TAIL))]
+    &lines[start..lines.len().min(start.saturating_add(4 * TAIL))]
 }
 
 /// Returns the index of the first line of [`tail`].
 fn tail_begins(lines: &[&str]) -> usize {
     let end = lines.len().saturating_sub(TAIL);
-    let reasons = ["Kernel panic - ", "BUG: ", "Oops: ", "sysrq: "];
+    let reasons = [
+        "INFO: task ",
+        "Kernel panic - ",
+        "BUG: ",
+        "Oops: ",
+        "sysrq: ",
+    ];
     lines
         .iter()
         .position(|line| reasons.iter().any(|reason| line.contains(reason)))
@@ -311,7 +312,7 @@ fn warning<'a>(lines: &'a [&str]) -> &'a [&'a str] {
 impl Drop for Qemu {
     fn drop(&mut self) {
         self.kill();
-        lock(&RUNNING).remove(&self.pid);
+        lock_mutex(&RUNNING).remove(&self.pid);
     }
 }
 
@@ -331,12 +332,12 @@ fn spawn_for_life(mut command: Command) -> io::Result<(Arc<Mutex<Child>>, u32)> 
                 }
             };
             let _ = sender.send(Ok(child.clone()));
-            while !matches!(lock(&child).try_wait(), Ok(Some(_)) | Err(_)) {
+            while !matches!(lock_mutex(&child).try_wait(), Ok(Some(_)) | Err(_)) {
                 thread::sleep(Duration::from_millis(20));
             }
         })?;
     let child = receiver.recv().map_err(io::Error::other)??;
-    let pid = lock(&child).id();
+    let pid = lock_mutex(&child).id();
     Ok((child, pid))
 }
 
@@ -351,7 +352,7 @@ mod tests {
         lines[50] = "BUG: unable to handle page fault";
         assert_eq!(tail(&lines)[0], lines[50]);
         lines.extend(["registers"; 1000]);
-        assert_eq!((tail(&lines)[0], tail(&lines).len()), (lines[50], 3 * TAIL));
+        assert_eq!((tail(&lines)[0], tail(&lines).len()), (lines[50], 4 * TAIL));
         assert!(tail(&[]).is_empty());
     }
 

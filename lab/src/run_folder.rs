@@ -27,8 +27,9 @@ const YOUNG: Duration = Duration::from_secs(60);
 /// The folders of this process, for [`remove_all`].
 static FOLDERS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
-fn folders() -> MutexGuard<'static, BTreeSet<PathBuf>> {
-    FOLDERS.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks a mutex, also after a thread that held it has panicked: what it guards stays valid.
+pub(crate) fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A temporary folder that this process has locked.
@@ -59,7 +60,7 @@ impl RunFolder {
         let lock = File::create(folder.path().join(LOCK)).with_context(cannot)?;
         // Where files cannot be locked, no folder looks abandoned.
         let _ = lock.lock();
-        folders().insert(folder.path().to_path_buf());
+        lock_mutex(&FOLDERS).insert(folder.path().to_path_buf());
         Ok(RunFolder {
             folder,
             _lock: lock,
@@ -74,13 +75,13 @@ impl RunFolder {
 
 impl Drop for RunFolder {
     fn drop(&mut self) {
-        folders().remove(self.folder.path());
+        lock_mutex(&FOLDERS).remove(self.folder.path());
     }
 }
 
 /// Removes the folders of this process, because destructors do not run when it exits next.
 pub(crate) fn remove_all() {
-    for folder in folders().iter() {
+    for folder in lock_mutex(&FOLDERS).iter() {
         let _ = fs::remove_dir_all(folder);
     }
 }
