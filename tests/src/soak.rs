@@ -182,7 +182,7 @@ fn boot_within(machine: Machine, scheduler_timeout: Duration) -> Result<TestGues
     let host = ["stress-ng", "chrt", "uclampset", "timeout"]
         .map(|name| PathBuf::from("/usr/bin").join(name));
     let scene = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/soak/scene.sh");
-    boot_machine(GuestOptions {
+    let mut guest = boot_machine(GuestOptions {
         machine,
         files: [program(MAGPIE)?, program("magpie-load")?, scene]
             .into_iter()
@@ -191,7 +191,14 @@ fn boot_within(machine: Machine, scheduler_timeout: Duration) -> Result<TestGues
         packages: vec!["rt-tests".into()],
         scheduler_timeout,
         ..GuestOptions::default()
-    })
+    })?;
+    // A guest in which everything waits answers no question: its kernel says on the console who
+    // waits for what, and ends.
+    shell(
+        &mut guest,
+        "cd /proc/sys/kernel; echo 60 >hung_task_timeout_secs; echo 1 >hung_task_panic",
+    )?;
+    Ok(guest)
 }
 
 /// Plays a scene, then watches for stranded tasks.
