@@ -338,9 +338,30 @@ pub const MUTATIONS: &[Mutation] = &[
     Mutation {
         fault: "steal time at the threshold is too much",
         file: "scheduler/src/bpf/portable/governor.h",
-        old: "if (input->steal > config->high && (state->cores > 1 || state->more))",
-        new: "if (input->steal >= config->high && (state->cores > 1 || state->more))",
+        old: "bool is_short = input->steal > config->high && input->busy;",
+        new: "bool is_short = input->steal >= config->high && input->busy;",
         finder: Native("governor", "the_thresholds_decide"),
+    },
+    Mutation {
+        fault: "the governor judges by work too short to tell",
+        file: "scheduler/src/bpf/portable/governor.h",
+        old: "bool is_short = input->steal > config->high && input->busy;",
+        new: "bool is_short = input->steal > config->high;",
+        finder: Native("governor", "the_thresholds_decide"),
+    },
+    Mutation {
+        fault: "two vCPUs become one where the host gives one and a half",
+        file: "scheduler/src/bpf/portable/governor.h",
+        old: "part >= WORTH_KEEPING || part > given / WORTH_SHARING",
+        new: "part >= WORTH_KEEPING",
+        finder: Native("governor", "a_part_of_a_core_is_kept"),
+    },
+    Mutation {
+        fault: "a late timer is unknown at first",
+        file: "scheduler/src/bpf/portable/steal.h",
+        old: "punctual ? punctual + punctual / 8 + 1 : most;",
+        new: "punctual + punctual / 8 + 1;",
+        finder: Native("arithmetic", "a_late_timer_is_known"),
     },
     Mutation {
         fault: "failed probes do not become rare",

@@ -98,6 +98,18 @@ proptest! {
         prop_assert!((estimated - withheld).abs() <= withheld / 8.0, "{} of {}", estimated, withheld);
     }
 
+    /// No tick of an emulator's timer is late, the first ones neither, while the vCPU has a CPU.
+    #[test]
+    fn a_late_timer_is_known_from_its_first_tick(
+        jitter in prop::collection::vec(130_000..600_000u64, 1..200),
+    ) {
+        let mut punctual = 0;
+        for delay in jitter {
+            punctual = punctual_after(punctual, delay, 4_000_000);
+            prop_assert!(delay < late_after(punctual), "{} is late after {}", delay, punctual);
+        }
+    }
+
     #[test]
     fn an_average_stays_among_its_samples(samples in prop::collection::vec(0..1_000_000u64, 1..100)) {
         let mut average = samples[0];

@@ -72,6 +72,12 @@ fn run(
     (0..periods).map(step).collect()
 }
 
+/// Of what is given, the cores worth using.
+fn whole(given: u32) -> u32 {
+    let part = given % 100;
+    given / 100 + u32::from(part >= 75 || part > given / 4)
+}
+
 fn changes(cores: &[u32]) -> usize {
     cores.windows(2).filter(|pair| pair[0] != pair[1]).count()
 }
@@ -97,8 +103,9 @@ proptest! {
         }
     }
 
-    /// Above the upper threshold fewer (but directly only if more than a quarter of the last core
-    /// is missing), between the thresholds the same, below the lower not fewer.
+    /// Above the upper threshold fewer (but directly only if less than three quarters of the last
+    /// core is given, and no more than a quarter of all), between the thresholds the same, below the
+    /// lower not fewer. Where there was too little work to tell, as many.
     #[test]
     fn the_thresholds_decide(
         kind in kinds(),
@@ -111,12 +118,13 @@ proptest! {
             let State { cores: before, more, stay, .. } = state;
             let cores = next(&config(kind), &mut state, &input);
             match input.steal {
+                201.. if input.busy == 0 => prop_assert_eq!(cores, before, "too little work to tell"),
                 // Back to as many as before it went down, or not below 45 % of what these got.
                 201.. if kind == Kind::Direct && (more > 0 || stay > 0) => {
                     prop_assert!(cores <= before || cores == more.min(total));
                 }
                 201.. if kind == Kind::Direct
-                    && (input.given + input.doubt + 25) / 100 >= before =>
+                    && whole(input.given + input.doubt) >= before =>
                 {
                     prop_assert_eq!(cores, before);
                 }
@@ -289,6 +297,28 @@ fn step_goes_down_one_by_one() {
 fn direct_goes_down_at_once() {
     let mut state = state_with(64);
     assert_eq!(run(Kind::Direct, &mut state, 1, 64, 64, 20), [20]);
+}
+
+/// The part of a core that two vCPUs would lose is worth more than the same part of eight.
+#[test]
+fn a_part_of_a_core_is_kept_where_it_is_much_of_all() {
+    for (total, given, kept) in [
+        (2, 160, 2),
+        (2, 134, 2),
+        (2, 130, 1),
+        (8, 460, 4),
+        (8, 475, 5),
+    ] {
+        let input = Input {
+            total,
+            steal: 10_000 - given * 100 / total,
+            busy: total * 100,
+            given,
+            doubt: 0,
+        };
+        let cores = next(&config(Kind::Direct), &mut state_with(total), &input);
+        assert_eq!(cores, kept, "of {given}");
+    }
 }
 
 #[test]

@@ -7,8 +7,13 @@
  * no clock and no topology; monitor.bpf.h chooses which cores.
  *
  *   step    one core less above `high`, one more below `low`, as published
- *   direct  above `high` at once down to what the host gave, where three quarters of a core count
- *           as one; below `low` up by 1, 2, 4, ... while work keeps all cores in use busy
+ *   direct  above `high` at once down to what the host gave, in whole cores; below `low` up by
+ *           1, 2, 4, ... while work keeps all cores in use busy
+ *
+ * The host gives a part of the last of these cores. `direct` keeps it if that is three quarters of
+ * it, or more than a quarter of all that the host gave: of 4.6 cores the guest does with four, but of
+ * 1.6 it would lose more with one than preempted vCPUs cost it. When three quarters alone counted, a
+ * guest of two vCPUs on a host that was a little busy used one of them.
  *
  * At an alarm (monitor.bpf.h) little was seen, so `direct` then leaves as much more as may be
  * missing in the estimate: a core too many costs little until the next look, one too few costs a
@@ -39,7 +44,8 @@
  * beside smaller neighbours, a guest may keep 45 to 50 % of what it had. The wait before it tries
  * fewer again doubles as well.
  *
- *   steal > high? --yes--> direct: less than 45 % since it went down? --yes--> as many as before
+ *   steal > high, and work enough to tell?
+ *        |        --yes--> direct: less than 45 % since it went down? --yes--> as many as before
  *        |                         | no
  *        |                 direct: as many given as are used, or such a wait? --yes--> stay
  *        | no                      | no
@@ -58,7 +64,8 @@
 #include "portable.h"
 
 #define LONGEST_WAIT 64 /* periods between probes, at most */
-#define WORTH_KEEPING 25 /* 1/100 of a core that may be missing of the last one */
+#define WORTH_KEEPING 75 /* 1/100: so much of a core is worth the core */
+#define WORTH_SHARING 4 /* and so is more than one part in so many of what the host gave */
 
 #define LOST 45 /* percent of what the host gave: less than that with fewer cores is a loss */
 
@@ -121,6 +128,15 @@ static inline u32 governor_clamp(u32 cores, u32 most)
 	return cores > most ? most : cores;
 }
 
+/* Return how many cores to use where the host gives @given of them, 1/100 of a core. */
+static inline u32 governor_whole(u32 given)
+{
+	u32 part = given % 100;
+	bool is_worth = part >= WORTH_KEEPING || part > given / WORTH_SHARING;
+
+	return given / 100 + is_worth;
+}
+
 /* What the host must give to fewer cores, 1/100 of a core. */
 static inline u32 governor_least(const struct governor_state *state)
 {
@@ -154,7 +170,7 @@ static inline u32 governor_return(struct governor_state *state)
 static inline u32 governor_shrink(const struct governor_config *config,
 				  struct governor_state *state, const struct governor_input *input)
 {
-	u32 fewer = (input->given + input->doubt + WORTH_KEEPING) / 100;
+	u32 fewer = governor_whole(input->given + input->doubt);
 	u32 least = (governor_least(state) + 99) / 100;
 
 	if (config->kind == GOVERNOR_DIRECT) {
@@ -219,6 +235,8 @@ static inline u32 governor_grow(const struct governor_config *config, struct gov
 static inline u32 governor_next(const struct governor_config *config, struct governor_state *state,
 				const struct governor_input *input)
 {
+	bool is_short = input->steal > config->high && input->busy;
+
 	if (!state->backoff)
 		state->backoff = 1;
 	if (!state->growth)
@@ -227,9 +245,9 @@ static inline u32 governor_next(const struct governor_config *config, struct gov
 		state->patience = 1;
 	state->cores = governor_clamp(state->cores, input->total);
 
-	if (input->steal > config->high && (state->cores > 1 || state->more)) {
+	if (is_short && (state->cores > 1 || state->more)) {
 		state->cores = governor_shrink(config, state, input);
-	} else if (input->steal <= config->high) {
+	} else if (!is_short) {
 		if (state->more)
 			state->patience = 1;
 		state->more = 0;

@@ -29,14 +29,17 @@
 /*
  * Return the delay of a punctual tick after one more: less at once, more by an eighth a tick, but
  * never more than 1/32 of the interval. Without that bound a host whose slices keep step with the
- * ticks, so that none of a vCPU's ticks finds it on a CPU, would look like a late timer.
+ * ticks, so that none of a vCPU's ticks finds it on a CPU, would look like a late timer. @punctual is
+ * 0 before the first tick, and then the bound: from nothing, an emulator's timer was learned in 80
+ * ticks, and a guest that began to work had lost CPUs by then.
  */
 static inline u64 punctual_after(u64 punctual, u64 delay, u64 interval)
 {
-	u64 more = punctual + punctual / 8 + 1;
+	u64 most = interval / 32;
+	u64 more = punctual ? punctual + punctual / 8 + 1 : most;
 
-	if (more > interval / 32)
-		more = interval / 32;
+	if (more > most)
+		more = most;
 
 	return delay < more ? delay : more;
 }
