@@ -338,15 +338,15 @@ pub const MUTATIONS: &[Mutation] = &[
     Mutation {
         fault: "steal time at the threshold is too much",
         file: "scheduler/src/bpf/portable/governor.h",
-        old: "bool is_short = input->steal > config->high && input->busy;",
-        new: "bool is_short = input->steal >= config->high && input->busy;",
+        old: "bool is_too_much = input->steal > config->high;",
+        new: "bool is_too_much = input->steal >= config->high;",
         finder: Native("governor", "the_thresholds_decide"),
     },
     Mutation {
         fault: "the governor judges by work too short to tell",
         file: "scheduler/src/bpf/portable/governor.h",
-        old: "bool is_short = input->steal > config->high && input->busy;",
-        new: "bool is_short = input->steal > config->high;",
+        old: "if (is_too_much && !input->busy)",
+        new: "if (0)",
         finder: Native("governor", "the_thresholds_decide"),
     },
     Mutation {

@@ -44,8 +44,9 @@
  * beside smaller neighbours, a guest may keep 45 to 50 % of what it had. The wait before it tries
  * fewer again doubles as well.
  *
- *   steal > high, and work enough to tell?
- *        |        --yes--> direct: less than 45 % since it went down? --yes--> as many as before
+ *   steal > high? --yes--> too little work to tell? --yes--> stay
+ *        |                         | no
+ *        |                 direct: less than 45 % since it went down? --yes--> as many as before
  *        |                         | no
  *        |                 direct: as many given as are used, or such a wait? --yes--> stay
  *        | no                      | no
@@ -235,7 +236,7 @@ static inline u32 governor_grow(const struct governor_config *config, struct gov
 static inline u32 governor_next(const struct governor_config *config, struct governor_state *state,
 				const struct governor_input *input)
 {
-	bool is_short = input->steal > config->high && input->busy;
+	bool is_too_much = input->steal > config->high;
 
 	if (!state->backoff)
 		state->backoff = 1;
@@ -245,9 +246,12 @@ static inline u32 governor_next(const struct governor_config *config, struct gov
 		state->patience = 1;
 	state->cores = governor_clamp(state->cores, input->total);
 
-	if (is_short && (state->cores > 1 || state->more)) {
+	if (is_too_much && !input->busy)
+		return state->cores;
+
+	if (is_too_much && (state->cores > 1 || state->more)) {
 		state->cores = governor_shrink(config, state, input);
-	} else if (!is_short) {
+	} else if (!is_too_much) {
 		if (state->more)
 			state->patience = 1;
 		state->more = 0;
