@@ -117,6 +117,8 @@ measure_all() {
 	slow neighbours-vt8on2 --host lab/hosts/neighbours.toml \
 		--sched 'scx_magpie,by-hand=eevdf{boot:maxcpus=1}' \
 		--workload hackbench --groups 1 --loops 50 --rounds 4
+	slow small-vt2 --host lab/hosts/small.toml --sched scx_magpie --neighbour eevdf \
+		--workload hackbench --groups 1 --loops 40 --repeat 4 --rounds 4
 	slow hackbench-flat8 --in vm --machine flat8 --sched scx_magpie \
 		--workload hackbench --groups 1,4 --loops 50 --rounds 7
 	# On two CPUs of the host, which `make` names: a guest with more vCPUs is then overcommitted.

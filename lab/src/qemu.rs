@@ -285,16 +285,18 @@ fn tail<'a>(lines: &'a [&str]) -> &'a [&'a str] {
 /// Returns the index of the first line of [`tail`].
 fn tail_begins(lines: &[&str]) -> usize {
     let end = lines.len().saturating_sub(TAIL);
-    let reasons = [
-        "INFO: task ",
-        "Kernel panic - ",
-        "BUG: ",
-        "Oops: ",
-        "sysrq: ",
-    ];
+    // Who waits, and for what, is above the panic about it.
+    let hangs = lines.iter().any(|line| line.contains("hung_task: "));
+    let hung: &[&str] = if hangs { &["INFO: task "] } else { &[] };
+    let reasons = ["Kernel panic - ", "BUG: ", "Oops: ", "sysrq: "];
     lines
         .iter()
-        .position(|line| reasons.iter().any(|reason| line.contains(reason)))
+        .position(|line| {
+            reasons
+                .iter()
+                .chain(hung)
+                .any(|reason| line.contains(reason))
+        })
         .unwrap_or(end)
         .min(end)
 }
@@ -353,6 +355,10 @@ mod tests {
         assert_eq!(tail(&lines)[0], lines[50]);
         lines.extend(["registers"; 1000]);
         assert_eq!((tail(&lines)[0], tail(&lines).len()), (lines[50], 4 * TAIL));
+        lines[20] = "INFO: task sh:196 blocked for more than 120 seconds.";
+        assert_eq!(tail(&lines)[0], lines[50]);
+        lines[60] = "Kernel panic - not syncing: hung_task: blocked tasks";
+        assert_eq!(tail(&lines)[0], lines[20]);
         assert!(tail(&[]).is_empty());
     }
 

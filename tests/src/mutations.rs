@@ -338,16 +338,16 @@ pub const MUTATIONS: &[Mutation] = &[
     Mutation {
         fault: "steal time at the threshold is too much",
         file: "scheduler/src/bpf/portable/governor.h",
-        old: "bool is_too_much = input->steal > config->high;",
-        new: "bool is_too_much = input->steal >= config->high;",
+        old: "if (input->steal > config->high && (state->cores > 1 || state->more))",
+        new: "if (input->steal >= config->high && (state->cores > 1 || state->more))",
         finder: Native("governor", "the_thresholds_decide"),
     },
     Mutation {
-        fault: "the governor judges by work too short to tell",
-        file: "scheduler/src/bpf/portable/governor.h",
-        old: "if (is_too_much && !input->busy)",
-        new: "if (0)",
-        finder: Native("governor", "the_thresholds_decide"),
+        fault: "a few late ticks are believed",
+        file: "scheduler/src/bpf/portable/steal.h",
+        old: "return busy < LEAST_TICKS * interval ? 0 : late;",
+        new: "return late;",
+        finder: Native("arithmetic", "few_ticks_say_nothing"),
     },
     Mutation {
         fault: "two vCPUs become one where the host gives one and a half",
@@ -361,7 +361,7 @@ pub const MUTATIONS: &[Mutation] = &[
         file: "scheduler/src/bpf/portable/steal.h",
         old: "punctual ? punctual + punctual / 8 + 1 : most;",
         new: "punctual + punctual / 8 + 1;",
-        finder: Native("arithmetic", "a_late_timer_is_known"),
+        finder: Native("arithmetic", "a_timer_that_is_always_late"),
     },
     Mutation {
         fault: "failed probes do not become rare",

@@ -170,9 +170,15 @@ fn in_virtual_time(name: &str) -> Result<Machine> {
     Ok(machine)
 }
 
-/// Boots a machine with the programs of the scenes.
+/// Boots a machine in virtual time with the programs of the scenes. A guest in which everything waits
+/// answers no question: its kernel says on the console who waits for what, and panics.
 fn boot(machine: Machine) -> Result<TestGuest> {
-    boot_within(machine, GuestOptions::default().scheduler_timeout)
+    let mut guest = boot_within(machine, GuestOptions::default().scheduler_timeout)?;
+    shell(
+        &mut guest,
+        "cd /proc/sys/kernel && echo 120 >hung_task_timeout_secs && echo 1 >hung_task_panic",
+    )?;
+    Ok(guest)
 }
 
 /// As [`boot`]. The scheduler may take that long, in real time, to start or to end.
@@ -182,7 +188,7 @@ fn boot_within(machine: Machine, scheduler_timeout: Duration) -> Result<TestGues
     let host = ["stress-ng", "chrt", "uclampset", "timeout"]
         .map(|name| PathBuf::from("/usr/bin").join(name));
     let scene = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/soak/scene.sh");
-    let mut guest = boot_machine(GuestOptions {
+    boot_machine(GuestOptions {
         machine,
         files: [program(MAGPIE)?, program("magpie-load")?, scene]
             .into_iter()
@@ -191,14 +197,7 @@ fn boot_within(machine: Machine, scheduler_timeout: Duration) -> Result<TestGues
         packages: vec!["rt-tests".into()],
         scheduler_timeout,
         ..GuestOptions::default()
-    })?;
-    // A guest in which everything waits answers no question: its kernel says on the console who
-    // waits for what, and ends.
-    shell(
-        &mut guest,
-        "cd /proc/sys/kernel; echo 60 >hung_task_timeout_secs; echo 1 >hung_task_panic",
-    )?;
-    Ok(guest)
+    })
 }
 
 /// Plays a scene, then watches for stranded tasks.

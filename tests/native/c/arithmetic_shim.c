@@ -17,6 +17,7 @@ bool magpie_is_repeated(u64 sum, u64 longest);
 u64 magpie_punctual_after(u64 punctual, u64 delay, u64 interval);
 u64 magpie_late_after(u64 punctual);
 u64 magpie_late_time(u64 delay, u64 excess, u64 after, u64 interval);
+u64 magpie_late_sum(u64 late, u64 busy, u64 interval);
 u32 magpie_weight_of_nice(s32 nice);
 u64 magpie_weight_to_rate(u32 weight);
 u64 magpie_virtual_time(u64 ns, u64 rate);
@@ -46,6 +47,11 @@ u64 magpie_late_after(u64 punctual)
 u64 magpie_late_time(u64 delay, u64 excess, u64 after, u64 interval)
 {
 	return late_time(delay, excess, after, interval);
+}
+
+u64 magpie_late_sum(u64 late, u64 busy, u64 interval)
+{
+	return late_sum(late, busy, interval);
 }
 
 u32 magpie_weight_of_nice(s32 nice)

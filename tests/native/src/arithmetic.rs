@@ -7,6 +7,7 @@ mod ffi {
         pub safe fn magpie_punctual_after(punctual: u64, delay: u64, interval: u64) -> u64;
         pub safe fn magpie_late_after(punctual: u64) -> u64;
         pub safe fn magpie_late_time(delay: u64, excess: u64, after: u64, interval: u64) -> u64;
+        pub safe fn magpie_late_sum(late: u64, busy: u64, interval: u64) -> u64;
         pub fn magpie_weight_of_nice(nice: i32) -> u32;
         pub safe fn magpie_weight_to_rate(weight: u32) -> u64;
         pub safe fn magpie_virtual_time(ns: u64, rate: u64) -> u64;
@@ -39,6 +40,12 @@ pub fn late_after(punctual: u64) -> u64 {
 /// than `after`, [`late_after`], such delays are on average, of those shorter than the `interval`.
 pub fn late_time(delay: u64, excess: u64, after: u64, interval: u64) -> u64 {
     ffi::magpie_late_time(delay, excess, after, interval)
+}
+
+/// Returns the time withheld in a period, ns: the sum of its late ticks, or 0 if the CPUs were busy for
+/// so short a time, in sum, that few ticks were due.
+pub fn late_sum(late: u64, busy: u64, interval: u64) -> u64 {
+    ffi::magpie_late_sum(late, busy, interval)
 }
 
 /// The weight of a nice value. Panics outside of -20..=19.

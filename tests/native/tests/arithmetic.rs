@@ -1,7 +1,7 @@
 //! `average.h`, `steal.h` and `weight.h` against exact arithmetic.
 
 use magpie_native::arithmetic::{
-    average_add, idle_policy_weight, is_repeated, late_after, late_time, punctual_after,
+    average_add, idle_policy_weight, is_repeated, late_after, late_sum, late_time, punctual_after,
     virtual_time, weight_of_nice, weight_to_rate,
 };
 use proptest::prelude::*;
@@ -98,9 +98,9 @@ proptest! {
         prop_assert!((estimated - withheld).abs() <= withheld / 8.0, "{} of {}", estimated, withheld);
     }
 
-    /// No tick of an emulator's timer is late, the first ones neither, while the vCPU has a CPU.
+    /// An emulator's timer, none of whose ticks comes at once: none counts as late, from the first on.
     #[test]
-    fn a_late_timer_is_known_from_its_first_tick(
+    fn a_timer_that_is_always_late_withholds_nothing(
         jitter in prop::collection::vec(130_000..600_000u64, 1..200),
     ) {
         let mut punctual = 0;
@@ -108,6 +108,12 @@ proptest! {
             punctual = punctual_after(punctual, delay, 4_000_000);
             prop_assert!(delay < late_after(punctual), "{} is late after {}", delay, punctual);
         }
+    }
+
+    #[test]
+    fn few_ticks_say_nothing(late in 0..1_000_000_000u64, ticks in 0..100u64) {
+        let told = late_sum(late, ticks * 4_000_000, 4_000_000);
+        prop_assert_eq!(told, if ticks < 16 { 0 } else { late });
     }
 
     #[test]

@@ -194,9 +194,9 @@ clamps() { # HOGS VALUES
 }
 
 # Real-time hogs hold these CPUs for moments. `timeout` is no real-time task, and not that of the shell.
-# One below 50: at 50 and above, a hog on the only CPU online keeps the kernel from disabling a
-# scheduler, whose helper thread is SCHED_FIFO 50. `timeout`, forked while the scheduler was being
-# disabled, was of the fair class, which had no deadline server, and the hog never ended.
+# Their priority is below that of the kernel's thread that disables a scheduler, SCHED_FIFO 50: on the
+# only CPU online a hog of 50 starves that thread. A `timeout` forked meanwhile is of the fair class,
+# which has no deadline server then, so that hog starves it, too, and never ends.
 realtime() { # CPUS
 	n=0
 	while :; do

@@ -7,7 +7,8 @@
  *
  * Short delays do not count, because sections with interrupts off cause them, too, and because an
  * emulated timer is itself late. How late shows in the ticks of a moment at which the vCPU had a
- * CPU: the least delay of recent ones, here "punctual". From late_after() on a tick is late.
+ * CPU: the least delay of recent ones, or the bound below, here "punctual". From late_after() on a
+ * tick is late.
  *
  * A vCPU that is withheld for D at a time has delays from 0 to D, all equally likely. So of D only
  * D - late_after is seen, and the delays that are seen are (D + late_after) / 2 on average. That
@@ -23,6 +24,9 @@
 /* From this delay on a tick is late if others come at once. */
 #define LATE_NS 125000ULL
 
+/* So many ticks are asked at least: of fewer, a few late ones are chance. */
+#define LEAST_TICKS 16
+
 /* How much more than was seen is assumed, at most: D is then 1.25 late_after. */
 #define MOST_UNSEEN 3
 
@@ -30,8 +34,8 @@
  * Return the delay of a punctual tick after one more: less at once, more by an eighth a tick, but
  * never more than 1/32 of the interval. Without that bound a host whose slices keep step with the
  * ticks, so that none of a vCPU's ticks finds it on a CPU, would look like a late timer. @punctual is
- * 0 before the first tick, and then the bound: from nothing, an emulator's timer was learned in 80
- * ticks, and a guest that began to work had lost CPUs by then.
+ * 0 before the first tick, which is compared with the bound. When it was compared with 0, all of the
+ * first 80 ticks of an emulator's timer were late, and a guest that began to work lost CPUs.
  */
 static inline u64 punctual_after(u64 punctual, u64 delay, u64 interval)
 {
@@ -67,6 +71,15 @@ static inline u64 late_time(u64 delay, u64 excess, u64 after, u64 interval)
 
 	scaled = interval * (2 * excess + after) / (2 * excess);
 	return scaled < most ? scaled : most;
+}
+
+/*
+ * Return the time withheld in a period, ns: the sum of its late ticks, or 0 if the CPUs were @busy for
+ * so short a time, in sum, that few ticks were asked.
+ */
+static inline u64 late_sum(u64 late, u64 busy, u64 interval)
+{
+	return busy < LEAST_TICKS * interval ? 0 : late;
 }
 
 /* Return whether a sum has several parts as long as the longest, rather than one or two. */
