@@ -160,11 +160,11 @@ fn two_runs_of_several_guests_are_the_same() -> Result<()> {
     Ok(())
 }
 
-/// Returns two guests of 8 vCPUs, ours under scx_magpie, and what each runs.
-fn ours_and_a_neighbour(ours: &str, neighbour: &str) -> Result<[HostGuest; 2]> {
+/// Returns two guests of a machine, ours under scx_magpie, and what each runs.
+fn ours_and_a_neighbour(machine: &str, ours: &str, neighbour: &str) -> Result<[HostGuest; 2]> {
     let mut guests = [guest("ours", ours)?, guest("neighbour", neighbour)?];
     for guest in &mut guests {
-        guest.options.machine = Machine::find("vt8on2")?;
+        guest.options.machine = Machine::find(machine)?;
     }
     guests[0].options.files.push(program("scx_magpie")?);
     guests[0].scheduler = Some(vec!["/bin/scx_magpie".to_string()]);
@@ -176,7 +176,7 @@ fn ours_and_a_neighbour(ours: &str, neighbour: &str) -> Result<[HostGuest; 2]> {
 #[test]
 fn scx_magpie_does_not_give_way_where_that_costs_it_its_share() -> Result<()> {
     let busy = "magpie-load hogs --count 8 --seconds 4 >/dev/null";
-    let guests = ours_and_a_neighbour(busy, busy)?;
+    let guests = ours_and_a_neighbour("vt8on2", busy, busy)?;
     let host = Host {
         cgroups: false,
         start_seconds: Host::START_SECONDS,
@@ -186,6 +186,25 @@ fn scx_magpie_does_not_give_way_where_that_costs_it_its_share() -> Result<()> {
     let part = had(&outcomes[0])?.cpu_seconds / had(&outcomes[0])?.seconds / f64::from(PHYSICAL);
     println!("our part of the host: {part:.3}");
     ensure!(part > 0.3, "our guest had {part:.3} of the host");
+    Ok(())
+}
+
+/// A guest of two vCPUs that is given 1.6 physical CPUs would lose more with one of them than a host of
+/// two takes from both.
+#[test]
+fn a_guest_of_two_cpus_that_is_given_most_of_them_uses_both() -> Result<()> {
+    let ours = "magpie-load hogs --count 2 --seconds 3 >/dev/null; scx_magpie preferred";
+    let busy = "magpie-load hogs --count 2 --seconds 30 >/dev/null";
+    let mut guests = ours_and_a_neighbour(MACHINE, ours, busy)?;
+    guests[0].weight = 4 * HostGuest::WEIGHT;
+    guests[1].background = true;
+    let host = Host {
+        start_seconds: Host::START_SECONDS,
+        ..host()
+    };
+    let outcomes = run_on(&host, &guests)?;
+    let output = &outcomes[0].output;
+    ensure!(output.contains("preferred CPUs  0-1 of 0-1"), "{output}");
     Ok(())
 }
 
@@ -199,7 +218,7 @@ fn work_in_bursts_takes_back_a_host_that_is_free_again() -> Result<()> {
         "{busy}; scx_magpie preferred; for i in 1 2 3 4 5 6; do sleep 2; \
          magpie-load hogs --count 8 --seconds 0.4 >/dev/null; done; scx_magpie preferred"
     );
-    let guests = ours_and_a_neighbour(&bursts, busy)?;
+    let guests = ours_and_a_neighbour("vt8on2", &bursts, busy)?;
     let host = Host {
         start_seconds: Host::START_SECONDS,
         ..host()
