@@ -7,6 +7,8 @@
  * Published, it made microbenchmarks slower by up to 18 %, because the busy CPU moved the task.
  * Here the busy CPU only claims an idle CPU and kicks it, and that CPU searches (steal.bpf.h).
  *
+ *   a real-time task has the CPU?       --yes-> an idle CPU is called, for a woken task, too
+ *        | no
  *   requeued, not woken?                --no--> nothing: a wakeup has searched already
  *        | yes
  *   preempted by a task that is done

@@ -32,7 +32,8 @@
  * The gate is for searches beyond the LLC. A thief always searches its own LLC: that is cheap, and
  * no tick kicks a thief for a task that waits behind a real-time one.
  *
- * What it does not do: pick the longest queue. Any work is better than none.
+ * What it does not do: pick the longest queue. Within the LLC any work is better than
+ * none.
  */
 #ifndef __MAGPIE_STEAL_BPF_H
 #define __MAGPIE_STEAL_BPF_H

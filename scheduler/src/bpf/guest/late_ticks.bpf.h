@@ -16,19 +16,20 @@
  *                    and as much more as short delays hide (late_time() in portable/steal.h)
  *        |
  *   that of about a second at least three times the most of one delay?
- *        | yes                         --no--> chance, the host took nothing
- *   were LEAST_TICKS due in the period?  --no--> nor then
- *        | yes
- *   steal time of a period := the sum of them
+ *        | yes                         --no--> chance: the host took nothing of this CPU
+ *   sum of all preferred CPUs; were they busy for LEAST_TICKS together?
+ *        | yes                         --no--> chance, too
+ *   steal time of a period := that sum
  *
- * The last but one question is needed because a long section with interrupts off delays a tick, too. Such a
- * section is rare, while a host that is short of CPUs withholds them again and again. Without the
- * question a guest of two CPUs went down to one, because 2,400 tasks that waited for one pipe were
- * woken under the pipe's lock for 35 ms, while the other CPU spun on that lock. Without the last one a
- * guest of two CPUs lost one of them while both were idle 95 % of the time.
+ * The last but one question is needed because a long section with interrupts off delays a tick,
+ * too. Such a section is rare, while a host that is short of CPUs withholds them again and again.
+ * Without the question a guest of two CPUs went down to one, because 2,400 tasks that waited for
+ * one pipe were woken under the pipe's lock for 35 ms, while the other CPU spun on that lock.
+ * Without the last question a guest of two CPUs lost one of them while both were idle for 95 % of
+ * the time.
  *
- * What it does not do: see a vCPU that the host withholds for less than LATE_NS at a time, or one
- * that was woken and waits for the host to run it. Where the vCPU's timer is late now and then
+ * What it does not do: see a vCPU that the host withholds for less than late_after() at a time, or
+ * one that was woken and waits for the host to run it. Where the vCPU's timer is late now and then
  * while the vCPU has a CPU, as in an emulator on a busy host, the estimate is too high. CPUs
  * without ticks (nohz_full) say next to nothing.
  */

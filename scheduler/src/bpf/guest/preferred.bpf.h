@@ -4,9 +4,8 @@
  *
  * Idea ("cpu_preferred_mask and steal-driven vCPU backoff", v2, Linux kernel list): the guests of
  * an overcommitted host together ask for more CPUs than it has. The host preempts vCPUs, often
- * while they hold locks. A guest that asks for fewer CPUs when the host withholds time runs faster,
- * and so do the others. monitor.bpf.h decides which CPUs are preferred; this file keeps tasks
- * there:
+ * while they hold locks. A guest that asks for fewer CPUs when the host withholds time runs faster.
+ * monitor.bpf.h decides which CPUs are preferred; this file keeps tasks there:
  *
  *   wakeup   -> only preferred CPUs, if the task's affinity allows any
  *   running  -> on another CPU: migrates at the next tick

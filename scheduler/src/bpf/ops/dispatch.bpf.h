@@ -2,9 +2,15 @@
 /*
  * dispatch.bpf.h - operations: which task a CPU runs next.
  *
- *   running task still runnable, may stay, and first? --yes--> keep it
- *        | no
- *   own queue --empty--> keep the running task after all, or search elsewhere
+ *   a tick asked to look for an overdue task? --yes--> that task is due at once
+ *        |
+ *   running task still runnable, and may stay?
+ *        | no      | yes: balancing is due, and another CPU gets less? --yes--> its task runs here
+ *        |         |      still first?                                 --yes--> keep it
+ *        |<--------+ no
+ *   own queue (a withheld CPU first moves its tasks away)
+ *        | empty
+ *   keep the running task after all, or search elsewhere
  */
 #ifndef __MAGPIE_DISPATCH_BPF_H
 #define __MAGPIE_DISPATCH_BPF_H

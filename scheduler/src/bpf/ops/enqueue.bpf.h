@@ -9,7 +9,9 @@
  *   woken, and to run before the running
  *   task (should_preempt())?                --yes--> preempts it
  *        | no
- *   queue of its CPU; if requeued, an idle CPU is kicked; advertised to thieves
+ *   queue of its CPU, unseen if the task is pinned or waits a moment for that CPU (patience.bpf.h);
+ *   else an idle CPU is kicked if the task is requeued or a real-time task has the CPU, and the
+ *   queue is advertised to thieves
  */
 #ifndef __MAGPIE_ENQUEUE_BPF_H
 #define __MAGPIE_ENQUEUE_BPF_H

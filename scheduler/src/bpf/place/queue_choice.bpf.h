@@ -8,7 +8,8 @@
  * not converge, and need nothing but what CPUs publish of themselves. Where tasks wait on all CPUs,
  * the count that balancing keeps comes first (queue/overloaded.bpf.h).
  *
- *   previous CPU: was it called from idle, and does not come?      --yes--> another allowed CPU
+ *   previous CPU: was it called from idle, and does not come?   --yes--> another allowed CPU in
+ *        |                                                                  its place, below
  *        | no
  *   nobody waits for it, and the running task is expected to sleep soon?         --yes--> there
  *        | no

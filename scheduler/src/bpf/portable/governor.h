@@ -11,10 +11,10 @@
  *           1, 2, 4, ... while work keeps all cores in use busy
  *
  * The host gives a part of the last of these cores. `direct` keeps that core if the part is three
- * quarters of it, or more than a quarter of all that the host gave. So a guest that is given 4.6 cores
- * uses four, and one that is given 1.6 uses two. When three quarters alone counted, a guest of two
- * vCPUs that was given 1.6 used one: hackbench took 1.22 times as long as under EEVDF, and takes 0.86
- * (virtual time, lab/hosts/small.toml).
+ * quarters of it, or more than a quarter of all that the host gave. So a guest that is given 4.6
+ * cores uses four, and one that is given 1.6 uses two. When three quarters alone counted, a guest
+ * of two vCPUs that was given 1.6 used one: hackbench took 1.22 times as long as under EEVDF, and
+ * takes 0.86 (virtual time, lab/hosts/small.toml).
  *
  * At an alarm (monitor.bpf.h) little was seen, so `direct` then leaves as much more as may be
  * missing in the estimate: a core too many costs little until the next look, one too few costs a
