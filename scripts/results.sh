@@ -62,7 +62,7 @@ measure_all() {
 
 	result fairness-vt8 --in vtime --machine vt8 --sched "$schedulers" "${baseline[@]}" \
 		--workload fairness,weights,cyclictest --set hogs=8,12 --set seconds=2 --rounds 4
-	result network-vt8 --in vtime --machine vt8 --sched "$schedulers" "${baseline[@]}" \
+	slow network-vt8 --in vtime --machine vt8 --sched "$schedulers" "${baseline[@]}" \
 		--workload tbench,redis --set clients=8 --set seconds=2 --set requests=5000 --rounds 4
 
 	# One table for each mechanism: with it, and without it or without a part of it.
