@@ -87,10 +87,10 @@ fn direct_and_queued(guest: &mut Guest, command: &str) -> Result<(u64, u64)> {
 
 /// A pinned thread wakes 1000 times on a CPU that idles. The kernel asks no scheduler for its CPU.
 ///
-/// Without the mechanism these wakeups are not among those that run at once, of which 100 to 200 are of
-/// other tasks, and 1000 tasks more pass a queue. The counters are those of the whole machine: in one boot of
-/// hundreds something else passed a queue 350 times a second while the thread ran, and all of the
-/// thread's wakeups ran at once.
+/// Without the mechanism these wakeups are not among those that run at once, of which 100 to 200 are
+/// of other tasks, and 1000 tasks more pass a queue. The counters are those of the whole machine: in
+/// one boot of hundreds something else passed a queue 350 times a second while the thread ran, and all
+/// of the thread's wakeups ran at once.
 #[test]
 fn a_task_alone_on_its_cpu_passes_no_queue() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
