@@ -14,7 +14,7 @@
  * quarters of it, or more than a quarter of all that the host gave. So a guest that is given 4.6
  * cores uses four, and one that is given 1.6 uses two. When three quarters alone counted, a guest
  * of two vCPUs that was given 1.6 used one: hackbench took 1.22 times as long as under EEVDF, and
- * takes 0.86 (virtual time, lab/hosts/small.toml).
+ * takes 0.80 (virtual time, lab/hosts/small.toml).
  *
  * At an alarm (monitor.bpf.h) little was seen, so `direct` then leaves as much more as may be
  * missing in the estimate: a core too many costs little until the next look, one too few costs a
