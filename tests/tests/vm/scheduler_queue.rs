@@ -88,23 +88,32 @@ fn direct_and_queued(guest: &mut Guest, command: &str) -> Result<(u64, u64)> {
 /// A pinned thread wakes 1000 times on a CPU that idles. The kernel asks no scheduler for its CPU.
 ///
 /// Without the mechanism these wakeups are not among those that run at once, of which 100 to 200 are
-/// of other tasks, and 1000 tasks more pass a queue. The counters are those of the whole machine: in
-/// one boot of hundreds something else passed a queue 350 times a second while the thread ran, and all
-/// of the thread's wakeups ran at once.
+/// of other tasks, and 1000 tasks more pass a queue. The counters are those of the whole machine, so
+/// the second before is counted too, and the best of three counts. In one boot of hundreds something
+/// else passes a queue 350 times a second while the thread runs, and not before: what, is not known.
 #[test]
 fn a_task_alone_on_its_cpu_passes_no_queue() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     under(&mut guest, MAGPIE, |guest| {
         let command = format!("{CYCLICTEST} -a 3 -D 1");
-        let (_, beside) = direct_and_queued(guest, "sleep 1")?;
-        let (direct, queued) = direct_and_queued(guest, &command)?;
-        println!("{direct} wakeups ran at once, {queued} tasks passed a queue, {beside} before");
-        if queued > 100 {
-            let who = format!("CYCLICTEST='{command}'\n{WHO_SWITCHES}");
-            println!("switches beside it:\n{}", shell(guest, &who)?);
+        let mut fewest = u64::MAX;
+        for _ in 0..3 {
+            let (_, beside) = direct_and_queued(guest, "sleep 1")?;
+            let (direct, queued) = direct_and_queued(guest, &command)?;
+            println!(
+                "{direct} wakeups ran at once, {queued} tasks passed a queue, {beside} before"
+            );
+            ensure!(direct >= 900, "only {direct} of 1000 wakeups ran at once");
+            fewest = fewest.min(queued.saturating_sub(beside));
+            if queued > 100 {
+                let who = format!("CYCLICTEST='{command}'\n{WHO_SWITCHES}");
+                println!("switches beside it:\n{}", shell(guest, &who)?);
+            }
+            if fewest <= 100 {
+                break;
+            }
         }
-        ensure!(direct >= 900, "only {direct} of 1000 wakeups ran at once");
-        ensure!(queued <= 500, "{queued} tasks passed a queue");
+        ensure!(fewest <= 100, "{fewest} tasks passed a queue");
         Ok(())
     })?;
     guest.into_guest().shutdown()
