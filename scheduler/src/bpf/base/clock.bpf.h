@@ -19,6 +19,12 @@
 
 extern unsigned long CONFIG_HZ __kconfig;
 
+/* How long after a tick the next one is due, ns. */
+static __always_inline u64 tick_interval(void)
+{
+	return 1000000000ULL / CONFIG_HZ;
+}
+
 /* The time, ns, at which the kernel last updated the clock of a CPU's runqueue. */
 static __always_inline u64 rq_now(s32 cpu)
 {

@@ -80,7 +80,7 @@ static __always_inline u64 tick_delay(void)
 /* A tick on a busy CPU at @now: if it is late, add the time for which it stands. */
 static __always_inline void note_tick(struct cpu_state *state, u64 now)
 {
-	u64 interval = 1000000000ULL / CONFIG_HZ;
+	u64 interval = tick_interval();
 	u64 delay = tick_delay();
 	u64 due = now - delay;
 	u64 after, late;

@@ -332,7 +332,7 @@ static __always_inline u32 observe(struct governor_input *input, u64 elapsed, u6
 
 	preferred_status.source = steal_source();
 	is_told = preferred_status.source == STEAL_SOURCE_KERNEL;
-	taken = is_told ? sums->steal : late_sum(sums->late, sums->busy, 1000000000ULL / CONFIG_HZ);
+	taken = is_told ? sums->steal : late_sum(sums->late, sums->busy, tick_interval());
 	if (taken > sums->busy)
 		taken = sums->busy;
 
