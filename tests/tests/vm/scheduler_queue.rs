@@ -60,19 +60,6 @@ fn messages_are_taken_many_at_a_time() -> Result<()> {
     takes_many_messages_at_once(VT8, "0,1")
 }
 
-/// Prints the context switches of each task while cyclictest runs, so that what runs beside it can be
-/// named.
-const WHO_SWITCHES: &str = r#"
-switches() {
-	awk '/^Name/ { name = $2 } /^Pid/ { name = name " " $2 }
-		/ctxt_switches/ { print name, $1, $2 }' /proc/[0-9]*/task/[0-9]*/status 2> /dev/null
-}
-switches > /tmp/before; $CYCLICTEST > /dev/null; switches > /tmp/after
-awk 'NR == FNR { before[$1 $2 $3] = $4; next }
-	$4 > before[$1 $2 $3] { print $4 - before[$1 $2 $3], $1, $2, $3 }' /tmp/before /tmp/after |
-	sort -rn | head -8
-"#;
-
 /// Returns by how much two counters grow while a command runs: wakeups that ran at once, and tasks
 /// that passed a queue.
 fn direct_and_queued(guest: &mut Guest, command: &str) -> Result<(u64, u64)> {
@@ -89,31 +76,17 @@ fn direct_and_queued(guest: &mut Guest, command: &str) -> Result<(u64, u64)> {
 ///
 /// Without the mechanism these wakeups are not among those that run at once, of which 100 to 200 are
 /// of other tasks, and 1000 tasks more pass a queue. The counters are those of the whole machine, so
-/// the second before is counted too, and the best of three counts. In one boot of hundreds something
-/// else passes a queue 350 times a second while the thread runs, and not before: what, is not known.
+/// cyclictest's histogram goes nowhere: each 4 KiB that it prints wake a task that carries them to
+/// the host, and if that task must run on the CPU that prints, cyclictest passes a queue 350 times.
 #[test]
 fn a_task_alone_on_its_cpu_passes_no_queue() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     under(&mut guest, MAGPIE, |guest| {
-        let command = format!("{CYCLICTEST} -a 3 -D 1");
-        let mut fewest = u64::MAX;
-        for _ in 0..3 {
-            let (_, beside) = direct_and_queued(guest, "sleep 1")?;
-            let (direct, queued) = direct_and_queued(guest, &command)?;
-            println!(
-                "{direct} wakeups ran at once, {queued} tasks passed a queue, {beside} before"
-            );
-            ensure!(direct >= 900, "only {direct} of 1000 wakeups ran at once");
-            fewest = fewest.min(queued.saturating_sub(beside));
-            if queued > 100 {
-                let who = format!("CYCLICTEST='{command}'\n{WHO_SWITCHES}");
-                println!("switches beside it:\n{}", shell(guest, &who)?);
-            }
-            if fewest <= 100 {
-                break;
-            }
-        }
-        ensure!(fewest <= 100, "{fewest} tasks passed a queue");
+        let command = format!("{CYCLICTEST} -a 3 -D 1 > /dev/null");
+        let (direct, queued) = direct_and_queued(guest, &command)?;
+        println!("{direct} wakeups ran at once, {queued} tasks passed a queue");
+        ensure!(direct >= 900, "only {direct} of 1000 wakeups ran at once");
+        ensure!(queued <= 100, "{queued} tasks passed a queue");
         Ok(())
     })?;
     guest.into_guest().shutdown()
