@@ -8,6 +8,7 @@
 
 mod analysis;
 pub mod event;
+mod finding;
 mod selftest;
 mod stress;
 pub mod trace;
@@ -22,7 +23,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use self::analysis::{Analysis, Setting, Stretch};
+use self::finding::{Analysis, Setting, Stretch};
 use self::stress::{OnlineGuard, Stress};
 use self::trace::{Recorder, Trace};
 use crate::Finding;
@@ -241,7 +242,7 @@ fn record(
     }
     let end = sys::now_ns();
     recorder.stop()?;
-    let later = affinities();
+    let mut later = affinities();
     let trace = recorder.collect()?;
 
     // An affinity that changed while the table was read is known again at the end of its change.
@@ -256,12 +257,14 @@ fn record(
             *cpus = cpus.and(later);
         }
     }
+    later.retain(|pid, _| !affinity.contains_key(pid) && !ours.contains(pid));
     let end = trace.complete_until.map_or(end, |until| until.min(end));
     let setting = Setting {
         tick_ns: tick_ns(args),
         threshold_ns: threshold_ns(args)?,
         judged,
         affinity,
+        later,
         start: start.min(end),
         end,
     };

@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 
+use super::finding::Stretch;
 use super::trace::Recorder;
 use super::{Args, analysis, record, running_scheduler};
 use crate::Finding;
@@ -49,7 +50,7 @@ pub fn run(args: &Args) -> Result<Finding> {
         partition.add(child.pid())?;
     }
     sys::set_affinity(visitor.pid(), &CpuSet::of([second]))?;
-    let look = |hogs: &[Child], places: &[usize]| -> Result<Vec<analysis::Stretch>> {
+    let look = |hogs: &[Child], places: &[usize]| -> Result<Vec<Stretch>> {
         for (hog, &cpu) in hogs.iter().zip(places) {
             sys::set_affinity(hog.pid(), &CpuSet::of([cpu]))?;
         }
@@ -67,12 +68,7 @@ pub fn run(args: &Args) -> Result<Finding> {
     let planted = look(&hogs, &[first; 4])?;
     hogs.truncate(2);
     let control = look(&hogs, &[first, second])?;
-    let longest = planted
-        .iter()
-        .map(analysis::Stretch::own_ns)
-        .max()
-        .unwrap_or(0) as f64
-        / 1e6;
+    let longest = planted.iter().map(Stretch::own_ns).max().unwrap_or(0) as f64 / 1e6;
     let right_cpu = planted
         .iter()
         .all(|stretch| stretch.cpu == first && stretch.idle_cpu == second);
