@@ -182,7 +182,7 @@ void BPF_STRUCT_OPS(magpie_running, struct task_struct *p)
 		return;
 
 	in_turn = arrive(ts, cpu);
-	settle_cpu(state);
+	regain_cpu(state);
 	join_cgroup(ts);
 	begin_slice(state, ts, cpu, in_turn, now);
 	idle_policy_begins(state, cpu, p);

@@ -22,12 +22,17 @@
  *   own queue once more, if another was tried (that drops the runqueue lock)
  *
  * A thief that finds a queue empty clears the queue's bit, or every other thief would try that
- * queue, too. The kernel inserts a task only after ops.enqueue() has returned, so the clear may
- * race with an insert and hide the task. Three rules repair that: the thief looks at the queue
- * again when it next begins to run a task or goes idle; a CPU that is kicked for a task sets the
- * bit itself; the queue's own CPU finds the task at its next dispatch or advertises it at its next
- * tick. While a real-time task runs on that CPU it neither dispatches nor ticks, so thieves leave
- * its bit alone (has_no_tick).
+ * queue, too. But a task may be on its way: the kernel counts it as runnable, then calls
+ * ops.enqueue(), which advertises it, and inserts it after that. So a thief clears only the bit of a
+ * CPU with one runnable task, looks at the count again, and sets the bit if it has grown. While a
+ * real-time task runs on that CPU, thieves leave its bit alone (has_no_tick).
+ *
+ * A search that met no waiting task may have come a moment too early: a waker that found no idle CPU
+ * queued its task meanwhile. Or the task was on its way. So the CPU announces that it idles, looks
+ * at the map of its LLC again, and searches once more if anything is there (ops/run.bpf.h).
+ *
+ * What is missed all the same waits for a tick, which offers what is queued: a task whose waker
+ * stood still between advertisement and insert for as long as both looks took, as a vCPU may.
  *
  * The gate is for searches beyond the LLC. A thief always searches its own LLC: that is cheap, and
  * no tick kicks a thief for a task that waits behind a real-time one.
@@ -57,22 +62,23 @@ static __always_inline u64 nr_looks(const struct cpu_state *state)
 }
 
 /*
- * If the queue whose bit this CPU cleared last is not empty after all, because an insert came after
- * the attempt, set the bit again. Returns 1 + that CPU, or 0.
+ * Return whether a task waits for the CPU or is about to, although its queue is empty. A parked task
+ * and one in the local queue count, too.
  */
-static __always_inline u32 look_again(struct cpu_state *thief)
+static __always_inline bool may_get_task(s32 cpu)
 {
-	u32 found = thief->found_empty;
+	return nr_runnable(cpu) > 1 || READ_ONCE(state_of(cpu)->has_foreign);
+}
 
-	if (!found)
-		return 0;
+/* Clear the bit of a queue that was found empty, unless a task may be on its way there. */
+static __always_inline void hide_empty_queue(s32 cpu)
+{
+	if (READ_ONCE(state_of(cpu)->has_no_tick) || may_get_task(cpu))
+		return;
 
-	thief->found_empty = 0;
-	if (!scx_bpf_dsq_nr_queued(found - 1))
-		return 0;
-
-	advertise_queue(found - 1);
-	return found;
+	hide_queue(cpu);
+	if (may_get_task(cpu))
+		advertise_queue(cpu);
 }
 
 /*
@@ -86,6 +92,7 @@ static __always_inline bool steal_from(s32 cpu, u32 victim)
 	bool found;
 
 	if (refuses_far_move(thief, cpu, victim)) {
+		thief->met_none = 0;
 		count_event(thief, EVENT_STEAL_NS, scx_bpf_now() - began);
 		return false;
 	}
@@ -96,11 +103,10 @@ static __always_inline bool steal_from(s32 cpu, u32 victim)
 	if (found)
 		return true;
 
-	if (!scx_bpf_dsq_nr_queued(victim) && !READ_ONCE(state_of(victim)->has_no_tick)) {
-		look_again(thief);
-		hide_queue(victim);
-		thief->found_empty = 1 + victim;
-	}
+	if (scx_bpf_dsq_nr_queued(victim))
+		thief->met_none = 0;
+	else
+		hide_empty_queue(victim);
 	return false;
 }
 
@@ -265,12 +271,15 @@ static __always_inline bool steal_work(s32 cpu)
 			advertise_queue(asked - 1);
 	}
 	state->refused = asked ? NEVER_REFUSES : 0;
+	state->met_none = !asked;
 	state->search_began = rq_now(cpu);
 	count_event(state, EVENT_STEAL_ATTEMPT, 1);
 
 	found = steal_near(state, cpu) || steal_far(state, cpu, asked || !steal_gate_enabled);
-	if (found)
+	if (found) {
+		state->met_none = 0;
 		count_event(state, EVENT_STEAL_FOUND_NS, looked_for(state) - before);
+	}
 	return found;
 }
 

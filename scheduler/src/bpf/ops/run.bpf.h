@@ -26,16 +26,6 @@ static __always_inline bool arrive(struct task_state *ts, s32 cpu)
 }
 
 /*
- * A task of ours has the CPU, which may have idled, searched, or been another class's: no timer
- * waits for its return, and a queue that it emptied is advertised if it has tasks after all.
- */
-static __always_inline void settle_cpu(struct cpu_state *state)
-{
-	regain_cpu(state);
-	look_again(state);
-}
-
-/*
  * A tick of a task of ours: count it, adapt the CPU's frequency, let the LLC's clock follow, and
  * end the slice if the task's cgroup has used up its quota.
  */
@@ -67,17 +57,30 @@ static __always_inline bool evict_at_tick(struct task_struct *p, struct cpu_stat
 }
 
 /*
- * A CPU goes idle: kick it at once if a task was queued unseen. A search for work drops the
- * runqueue lock, and a waker that queues a task here meanwhile does not yet see an idle CPU. From
- * here on, a wakeup on this runqueue finds the idle task running and reschedules the CPU.
+ * Return whether the CPU's search came too early: it met no waiting task, and one is advertised in
+ * its LLC now.
+ */
+static __always_inline bool came_too_early(struct cpu_state *state, s32 cpu)
+{
+	if (!state->met_none)
+		return false;
+
+	state->met_none = 0;
+	return has_overloaded(topology_of(cpu)->llc);
+}
+
+/*
+ * A CPU has announced that it idles: kick it at once if a task was queued unseen, here or elsewhere
+ * in its LLC. A search for work drops the runqueue lock, and a waker that queues a task here
+ * meanwhile does not yet see an idle CPU. From here on, a wakeup on this runqueue finds the idle
+ * task running and reschedules the CPU.
+ *
+ * Only once in an idle period: a kicked CPU that finds nothing idles on, which the kernel does not
+ * announce.
  */
 static __always_inline void rescue_at_idle(struct cpu_state *state, s32 cpu)
 {
-	u32 missed = look_again(state);
-
-	if (missed)
-		WRITE_ONCE(state->must_search, missed);
-	if (missed || scx_bpf_dsq_nr_queued(cpu)) {
+	if (came_too_early(state, cpu) || scx_bpf_dsq_nr_queued(cpu)) {
 		count_event(state, EVENT_RESCUE, 1);
 		scx_bpf_kick_cpu(cpu, 0);
 	}
