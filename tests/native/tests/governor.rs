@@ -285,6 +285,30 @@ proptest! {
     }
 }
 
+/// A guest is given a part of the last core that it uses, so that steal time never ends. A neighbour
+/// that begins to work much later is no loss either: the guest never takes all cores back.
+#[test]
+fn a_neighbour_that_comes_late_is_no_loss() {
+    for given in 135..=174 {
+        let mut state = state_with(8);
+        let mut cores = Vec::new();
+        for period in 0..30 {
+            let gives = if period < 20 { given } else { given / 3 };
+            let given = gives.min(100 * state.cores);
+            let input = Input {
+                total: 8,
+                steal: (100 * state.cores - given) * 100 / state.cores,
+                busy: 100 * state.cores,
+                given,
+                doubt: 0,
+            };
+            cores.push(next(&config(Kind::Direct), &mut state, &input));
+        }
+        assert_eq!(cores[..20], [2; 20], "{given}: {cores:?}");
+        assert_eq!(cores[20..], [1; 10], "{given}: {cores:?}");
+    }
+}
+
 #[test]
 fn step_goes_down_one_by_one() {
     let mut state = state_with(8);

@@ -36,14 +36,16 @@
  * To use fewer cores is a probe, too, because a host may divide its CPUs among busy vCPUs instead
  * of among guests: there fewer vCPUs get less. Until the host has no more steal time, `direct`
  * therefore goes down to LOST percent of what the host gave at first, but not further; and if the
- * host gives less than that, `direct` uses as many cores as before. About half, because that much
- * less may do for the same work when no lock's holder is preempted: in hackbench, 8 vCPUs needed
- * 1.84 times the CPU time. Less than half, because half is what is left when a neighbour of the same
- * size begins to work: where that counted as a loss, one of five guests used all cores again for a
- * second. Where vCPUs are weighed, two guests of the same size with twice the host's CPUs or more
- * give 40 % or less to the one that uses as many cores as it was given. What it does not see: there,
- * beside smaller neighbours, a guest may keep 45 to 50 % of what it had. The wait before it tries
- * fewer again doubles as well.
+ * host gives less than that, `direct` uses as many cores as before. That ends, too, when the host
+ * gives as much as at first, because it then weighs guests: where it gives 1.6 cores and two are in
+ * use, steal time never ends, and a neighbour that began to work much later was taken for such a
+ * loss. About half, because that much less may do for the same work when no lock's holder is
+ * preempted: in hackbench, 8 vCPUs needed 1.84 times the CPU time. Less than half, because half is
+ * what is left when a neighbour of the same size begins to work: where that counted as a loss, one
+ * of five guests used all cores again for a second. Where vCPUs are weighed, two guests of the same
+ * size with twice the host's CPUs or more give 40 % or less to the one that uses as many cores as
+ * it was given. What it does not see: there, beside smaller neighbours, a guest may keep 45 to 50 %
+ * of what it had. The wait before it tries fewer again doubles as well.
  *
  *   steal > high? --yes--> direct: less than 45 % since it went down? --yes--> as many as before
  *        |                         | no
@@ -68,6 +70,7 @@
 #define WORTH_SHARING 4 /* and so is more than one part in so many of what the host gave */
 
 #define LOST 45 /* percent of what the host gave: less than that with fewer cores is a loss */
+#define AS_MUCH 90 /* percent of it: from there on fewer cores are given as much */
 
 #define DOUBTED 8 /* at an alarm, one part in so many of what the host took, up to a core */
 
@@ -151,6 +154,24 @@ static inline bool governor_lost(const struct governor_state *state,
 	       input->busy >= state->cores * ALL_IN_USE;
 }
 
+/* Fewer cores were right: the host has answered. */
+static inline void governor_settle(struct governor_state *state)
+{
+	if (!state->more)
+		return;
+
+	state->more = 0;
+	state->patience = 1;
+}
+
+/* Return whether the host gives as much to fewer cores as it gave to more. */
+static inline bool governor_kept(const struct governor_state *state,
+				 const struct governor_input *input)
+{
+	return state->more > state->cores &&
+	       (u64)input->given * 100 >= (u64)state->more_given * AS_MUCH;
+}
+
 /* Fewer cores were a mistake: return to how many to go back. */
 static inline u32 governor_return(struct governor_state *state)
 {
@@ -176,6 +197,8 @@ static inline u32 governor_shrink(const struct governor_config *config,
 	if (config->kind == GOVERNOR_DIRECT) {
 		if (governor_lost(state, input))
 			return governor_return(state);
+		if (governor_kept(state, input))
+			governor_settle(state);
 
 		if (state->stay) {
 			state->stay--;
@@ -246,9 +269,7 @@ static inline u32 governor_next(const struct governor_config *config, struct gov
 	if (input->steal > config->high && (state->cores > 1 || state->more)) {
 		state->cores = governor_shrink(config, state, input);
 	} else if (input->steal <= config->high) {
-		if (state->more)
-			state->patience = 1;
-		state->more = 0;
+		governor_settle(state);
 		if (state->stay)
 			state->stay--;
 		if (state->probing && state->cores >= state->failed && state->backoff > 1)
