@@ -6,7 +6,8 @@
 //! without the rule that it is about.
 //!
 //! Each model has only the barriers that its rule needs, [`full_barrier`], and says which lock of the
-//! kernel each of them stands for. A lock under which one thing happens is one step.
+//! kernel each of them stands for; one, which says so, stands for none. A lock under which one thing
+//! happens is one step.
 //!
 //! What the models do not do: run the BPF code, which the native and the VM tests do, or know of time.
 
@@ -59,7 +60,7 @@ impl Line {
 }
 
 /// queue/overloaded.bpf.h and balance/steal.bpf.h: a waker queues a task on a busy CPU, whose bit was
-/// left by an earlier one, and two thieves look for it. No tick of that CPU follows.
+/// left by an earlier one, and one or two thieves look for it. No tick of that CPU follows.
 mod thieves {
     use super::*;
 
@@ -68,7 +69,7 @@ mod thieves {
     struct Machine {
         overloaded: Line,
         queue: Queue,
-        /// Tasks of the runqueue beside the running one.
+        /// Tasks of the runqueue behind the running one, of whatever class that is.
         waiting: AtomicU32,
     }
 
@@ -100,8 +101,8 @@ mod thieves {
     }
 
     /// The waker. The kernel counts the task before `ops.enqueue()`, which advertises it, and inserts
-    /// it after that. Nothing but the way through the kernel separates the count from the look at the
-    /// bit: a CPU that delays the write for so long needs the tick.
+    /// it after that. No lock is behind this barrier, only hundreds of instructions between the count
+    /// and the look at the bit: a CPU that delays the write for longer needs the tick.
     fn wake(machine: &Machine) {
         machine.waiting.store(1, Relaxed);
         full_barrier();
@@ -121,6 +122,7 @@ mod thieves {
             return;
         }
         machine.overloaded.clear(BIT);
+        // The locked instruction that cleared the bit.
         full_barrier();
         if matches!(rule, Rule::ClearAndLook) && machine.is_waiting() {
             machine.overloaded.set(BIT);

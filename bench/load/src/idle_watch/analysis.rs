@@ -26,7 +26,8 @@
 //!
 //! The analysis does not judge real-time tasks, which the kernel places, tasks of unknown affinity,
 //! and CPUs that are offline or excluded. It errs about a task that is preempted while
-//! migration-disabled: the trace does not tell that such a task may not run elsewhere.
+//! migration-disabled: the trace does not tell that such a task may not run elsewhere. It also errs
+//! about a worker that the kernel makes, binds to a CPU, and ends within the trace.
 
 use std::collections::{HashMap, HashSet};
 

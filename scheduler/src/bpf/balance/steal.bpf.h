@@ -23,16 +23,16 @@
  *
  * A thief that finds a queue empty clears the queue's bit, or every other thief would try that
  * queue, too. But a task may be on its way: the kernel counts it as runnable, then calls
- * ops.enqueue(), which advertises it, and inserts it after that. So a thief clears only the bit of a
- * CPU with one runnable task, looks at the count again, and sets the bit if it has grown. While a
- * real-time task runs on that CPU, thieves leave its bit alone (has_no_tick).
+ * ops.enqueue(), which advertises it, and inserts it after that. So a thief clears the bit only if
+ * the kernel counts no task behind the running one, asks again, and sets the bit if it now does. A
+ * bit that is left because of a parked task stays until a tick or a dispatch of that CPU.
  *
- * A search that met no waiting task may have come a moment too early: a waker that found no idle CPU
- * queued its task meanwhile. Or the task was on its way. So the CPU announces that it idles, looks
- * at the map of its LLC again, and searches once more if anything is there (ops/run.bpf.h).
- *
- * What is missed all the same waits for a tick, which offers what is queued: a task whose waker
- * stood still between advertisement and insert for as long as both looks took, as a vCPU may.
+ * A search that met no task in its LLC may have come too early: a waker that found no idle CPU was
+ * about to advertise a task, or the task was on its way. So the CPU announces that it idles, looks
+ * once more, and searches again if a task waits there (ops/run.bpf.h). Two cases are left to the
+ * next tick, which offers what is queued: a waker that looked for an idle CPU before that
+ * announcement and advertises its task after that look; and a waker that stands still between
+ * advertisement and insert, as a vCPU may, until the CPU idles.
  *
  * The gate is for searches beyond the LLC. A thief always searches its own LLC: that is cheap, and
  * no tick kicks a thief for a task that waits behind a real-time one.
@@ -62,18 +62,20 @@ static __always_inline u64 nr_looks(const struct cpu_state *state)
 }
 
 /*
- * Return whether a task waits for the CPU or is about to, although its queue is empty. A parked task
- * and one in the local queue count, too.
+ * Return whether a task may be on its way to a CPU's queue. An offline CPU has no dispatch that would
+ * find a task of another runqueue and forget it, see note_queue_empty().
  */
 static __always_inline bool may_get_task(s32 cpu)
 {
-	return nr_runnable(cpu) > 1 || READ_ONCE(state_of(cpu)->has_foreign);
+	const struct cpu_state *state = state_of(cpu);
+
+	return has_waiting(cpu) || (READ_ONCE(state->has_foreign) && READ_ONCE(state->is_online));
 }
 
 /* Clear the bit of a queue that was found empty, unless a task may be on its way there. */
 static __always_inline void hide_empty_queue(s32 cpu)
 {
-	if (READ_ONCE(state_of(cpu)->has_no_tick) || may_get_task(cpu))
+	if (may_get_task(cpu))
 		return;
 
 	hide_queue(cpu);
@@ -81,9 +83,44 @@ static __always_inline void hide_empty_queue(s32 cpu)
 		advertise_queue(cpu);
 }
 
+/* A search has met a task that it leaves: in the own LLC a second search would leave it, too. */
+static __always_inline void note_met(struct cpu_state *thief, s32 cpu, u32 victim)
+{
+	if (!is_in_other_llc(cpu, victim))
+		thief->met_none = 0;
+}
+
+/*
+ * Return whether a task waits in the LLC that this CPU might take. Global: the verifier proves it
+ * once.
+ */
+__noinline bool is_work_near(s32 cpu)
+{
+	const volatile struct llc_topology *llc = llc_of(topology_of(cpu)->llc);
+	u32 place = llc->first;
+	u32 end = place + llc->size;
+	bool found = false;
+	u32 i;
+
+	bpf_for(i, 0, MAX_PLACES) {
+		u32 victim;
+
+		place = next_overloaded(place, end);
+		if (place >= end)
+			break;
+
+		victim = place_to_cpu(place++);
+		found = may_steal_from(cpu, victim) && scx_bpf_dsq_nr_queued(victim);
+		if (found)
+			break;
+	}
+
+	return found;
+}
+
 /*
  * Take the first task of a queue that may run here; whether there was one. Clears the bit of an
- * empty queue.
+ * empty queue if it may.
  */
 static __always_inline bool steal_from(s32 cpu, u32 victim)
 {
@@ -92,7 +129,6 @@ static __always_inline bool steal_from(s32 cpu, u32 victim)
 	bool found;
 
 	if (refuses_far_move(thief, cpu, victim)) {
-		thief->met_none = 0;
 		count_event(thief, EVENT_STEAL_NS, scx_bpf_now() - began);
 		return false;
 	}
@@ -104,7 +140,7 @@ static __always_inline bool steal_from(s32 cpu, u32 victim)
 		return true;
 
 	if (scx_bpf_dsq_nr_queued(victim))
-		thief->met_none = 0;
+		note_met(thief, cpu, victim);
 	else
 		hide_empty_queue(victim);
 	return false;
@@ -271,7 +307,7 @@ static __always_inline bool steal_work(s32 cpu)
 			advertise_queue(asked - 1);
 	}
 	state->refused = asked ? NEVER_REFUSES : 0;
-	state->met_none = !asked;
+	state->met_none = 1;
 	state->search_began = rq_now(cpu);
 	count_event(state, EVENT_STEAL_ATTEMPT, 1);
 

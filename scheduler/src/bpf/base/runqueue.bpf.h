@@ -3,7 +3,8 @@
  * runqueue.bpf.h - what the kernel's runqueue of a CPU says.
  *
  * If the caller holds the runqueue's lock (dispatch, running, update_idle, ...), the fields agree
- * with each other. nr_runnable() reads one field, so anybody may call it, and then reads the past.
+ * with each other. nr_runnable() and has_waiting() read one field, so anybody may call them, and then
+ * reads the past.
  */
 #ifndef __MAGPIE_RUNQUEUE_BPF_H
 #define __MAGPIE_RUNQUEUE_BPF_H
@@ -28,6 +29,17 @@ static __always_inline bool is_outranked(s32 cpu)
 	const struct rq *rq = bpf_per_cpu_ptr(&runqueues, cpu);
 
 	return rq && rq->nr_running > rq->scx.nr_running;
+}
+
+/*
+ * Return whether a task waits for the CPU behind another one, of whatever classes. The kernel counts
+ * a task before it calls ops.enqueue(). A task that is parked or in the CPU's local queue waits, too.
+ */
+static __always_inline bool has_waiting(s32 cpu)
+{
+	const struct rq *rq = bpf_per_cpu_ptr(&runqueues, cpu);
+
+	return rq && READ_ONCE(rq->nr_running) > 1;
 }
 
 /*

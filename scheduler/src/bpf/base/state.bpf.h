@@ -71,7 +71,7 @@ struct cpu_state {
 	u32 is_online;
 	u32 must_search; /* kicked to search: 1 + the CPU where a task waits, or ANYWHERE */
 	u32 refused; /* queues that the search of now has left, see place/move_cost.bpf.h */
-	u32 met_none; /* the last search met no waiting task, and the CPU was not kicked for one */
+	u32 met_none; /* the last search took no task, and met none in its LLC */
 	u32 looks; /* how many CPUs a wakeup from here may look at */
 	u64 taken_at; /* when another task took the CPU, see balance/patience.bpf.h */
 	u32 is_waiting; /* the timer that looks whether tasks still wait for it is set */

@@ -18,8 +18,7 @@
 
 /*
  * Let other CPUs find a task that was queued here. Advertise it last: the kernel inserts the task
- * only after ops.enqueue(), and a thief that comes before that finds the queue empty and clears the
- * bit.
+ * only after ops.enqueue(), and a thief that comes before that finds the queue empty.
  */
 static __always_inline void offer_task(struct task_struct *p, const struct task_state *ts, s32 cpu,
 				       u64 enq_flags)

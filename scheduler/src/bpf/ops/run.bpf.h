@@ -56,17 +56,14 @@ static __always_inline bool evict_at_tick(struct task_struct *p, struct cpu_stat
 	return true;
 }
 
-/*
- * Return whether the CPU's search came too early: it met no waiting task, and one is advertised in
- * its LLC now.
- */
+/* Return whether the CPU's search came too early: it met no task in its LLC, and one waits now. */
 static __always_inline bool came_too_early(struct cpu_state *state, s32 cpu)
 {
 	if (!state->met_none)
 		return false;
 
 	state->met_none = 0;
-	return has_overloaded(topology_of(cpu)->llc);
+	return is_work_near(cpu);
 }
 
 /*

@@ -56,6 +56,7 @@ static __always_inline void empty_queue(s32 cpu)
 	bpf_for_each(scx_dsq, p, cpu, 0)
 		leave_to_kernel(BPF_FOR_EACH_ITER, p, cpu);
 
+	note_queue_empty(state_of(cpu));
 	hide_queue(cpu);
 	note_waiting(cpu, 0);
 }

@@ -12,8 +12,10 @@
  *   pull, start of idle    -> the count is updated
  *
  * A CPU changes its own bit under its runqueue lock. Thieves, the monitor and the timers of
- * cgroups change a CPU's bit without that lock, so the bit may be wrong for a moment: the CPU's
- * next tick repairs it.
+ * cgroups change a CPU's bit without that lock. A thief therefore asks the kernel whether a task may
+ * be on its way before it clears a bit, and again after it (hide_empty_queue() in
+ * balance/steal.bpf.h). What is wrong all the same the CPU's next tick repairs, if it has one: a CPU
+ * that idles, is offline or runs a real-time task has none.
  *
  * What it does not do: say how long a queue is. Read that from the queue itself.
  */
