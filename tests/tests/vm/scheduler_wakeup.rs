@@ -188,16 +188,19 @@ fn busy_threads_do_not_share_a_core_beside_an_idle_one() -> Result<()> {
     // fifteen attempts.
     let never = [1, 2, 3, 4, 5, 6, 7, 8]
         .map(|seed| format!("--seconds 0.4 --threads 3 --burst-us 1100000 --seed {seed}"));
-    for loads in [&naps[..], &never] {
+    for (switch, loads) in [
+        ("--no-wakeup-idle-core", &naps[..]),
+        ("--no-spread", &never),
+    ] {
         let all = |guest: &mut Guest, scheduler: &str| {
             let each = loads.iter().map(|load| sharing(guest, scheduler, load));
             each.sum::<Result<f64>>()
         };
-        let (with, without) = with_and_without(&mut guest, "--no-wakeup-idle-core", all)?;
+        let (with, without) = with_and_without(&mut guest, switch, all)?;
         ensure!(with < 1.0, "threads shared cores for {with} % of the time");
         ensure!(
             without > 4.0,
-            "without the search for idle cores they share none either: {without} %"
+            "with {switch} they share none either: {without} %"
         );
     }
     guest.into_guest().shutdown()
