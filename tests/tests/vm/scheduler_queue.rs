@@ -76,8 +76,8 @@ fn direct_and_queued(guest: &mut Guest, command: &str) -> Result<(u64, u64)> {
 ///
 /// Without the mechanism these wakeups are not among those that run at once, of which 100 to 200 are
 /// of other tasks, and 1000 tasks more pass a queue. The counters are those of the whole machine, so
-/// cyclictest's histogram goes nowhere: each 4 KiB that it prints wake a task that carries them to
-/// the host, and if that task must run on the CPU that prints, cyclictest passes a queue 350 times.
+/// cyclictest's histogram goes nowhere: each 4 KiB that it prints wake the task that reads them, and
+/// where both share a CPU, cyclictest is preempted and passes a queue some 350 times.
 #[test]
 fn a_task_alone_on_its_cpu_passes_no_queue() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;

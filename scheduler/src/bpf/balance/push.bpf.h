@@ -126,9 +126,9 @@ __noinline bool offer_waiting(s32 cpu)
  * A tick, or the CPU was taken and its tasks have waited for long enough: offer the queued tasks,
  * and update map and count.
  *
- * Leave the bit of a taken CPU alone: the timer holds no runqueue lock, so the clear
- * may come between a waker's advertisement and its insert, and no tick here would repair that. The
- * task would wait until the real-time task sleeps, whatever idles meanwhile.
+ * Leave the bit of a taken CPU alone: the timer holds no runqueue lock, so the clear may come between
+ * a waker's advertisement and its insert, and no tick here would repair that. The task would wait
+ * until the real-time task sleeps, whatever idles meanwhile.
  */
 static __always_inline void offer_queue(s32 cpu)
 {
