@@ -33,7 +33,7 @@ enum decision {
 #define TURNS_PER_STOP 256
 
 /* Longest stop and shortest window, in windows of the machine. */
-#define LONGEST_STOP 80
+#define LONGEST_STOP 128
 #define SHORTEST_WINDOW (1.0 / 64)
 
 struct perturbation perturbation;
@@ -57,7 +57,10 @@ static uint64_t hash_vcpu(enum decision what, const struct vcpu *v)
 	return hash(what, v - vcpus, v->local_ns);
 }
 
-/* Return a number from @least to nearly twice @most, in which small numbers are as frequent as large. */
+/*
+ * Return a number from @least to nearly twice @most, in which small numbers are as frequent as large.
+ * @most is @least, doubled some times.
+ */
 static int64_t spread(uint64_t random, double least, double most)
 {
 	double x = least;

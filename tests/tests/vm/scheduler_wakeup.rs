@@ -184,8 +184,8 @@ fn busy_threads_do_not_share_a_core_beside_an_idle_one() -> Result<()> {
     let mut guest = boot_for_magpie(VT8, |_| {})?;
     let naps = ["--seconds 1 --threads 3", "--seconds 2 --threads 4"].map(str::to_owned);
     // Eight attempts, because chance can separate the threads of one: when a thread waits behind a
-    // kernel thread, an idle CPU steals it. Such steals happen without the mechanism too, in six of
-    // fifteen attempts.
+    // kernel thread, an idle CPU steals it. In an earlier version that happened without the mechanism
+    // in six of fifteen attempts.
     let never = [1, 2, 3, 4, 5, 6, 7, 8]
         .map(|seed| format!("--seconds 0.4 --threads 3 --burst-us 1100000 --seed {seed}"));
     for (switch, loads) in [
