@@ -91,8 +91,9 @@ static __always_inline void note_met(struct cpu_state *thief, s32 cpu, u32 victi
 }
 
 /*
- * Return whether a task waits in the LLC that this CPU might take. Global: the verifier proves it
- * once.
+ * Return whether a task waits in the LLC that this CPU might take. It looks in the order of the map,
+ * as all CPUs do here: it takes nothing, so nobody competes for the first queue. Global: the verifier
+ * proves it once.
  */
 __noinline bool is_work_near(s32 cpu)
 {
