@@ -18,25 +18,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{BufWriter, Read, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 use cpio::newc::{Builder, trailer};
 use lddtree::DependencyAnalyzer;
-use sha2::{Digest, Sha256};
 use walkdir::WalkDir;
 
-use crate::{files, text};
+use crate::cache::Kind;
+use crate::files;
 
 const DIRECTORY: u32 = 0o040755;
 const LINK: u32 = 0o120777;
 const CONSOLE: u32 = 0o020600;
-
-/// A piece that no run has used for this time is removed.
-const PIECES_KEPT: Duration = Duration::from_secs(3 * 24 * 3600);
 
 /// Parts of a package that no workload reads.
 const LEFT_OUT: &[&str] = &[
@@ -192,80 +188,22 @@ fn base() -> Result<PathBuf> {
 
 /// Returns the cached archive of that name and those sources. If it is missing, `fill` makes it.
 fn piece(
-    name: &str,
+    name: &'static str,
     sources: &[PathBuf],
     fill: impl FnOnce(&mut Tree) -> Result<()>,
 ) -> Result<PathBuf> {
-    let folder = files::lab_dir()?.join("images");
-    let path = folder.join(format!("{name}-{}.cpio", fingerprint(sources)?));
-    let _lock = files::lock(&folder.join(format!("{name}.lock")))?;
-    if path.exists() {
-        // A new time, so that the piece is not removed as unused.
-        let _ = File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
-        return Ok(path);
-    }
-    remove_unused(&folder, name);
-    let mut tree = Tree::default();
-    fill(&mut tree)?;
-    let file = tempfile::NamedTempFile::new_in(&folder).context("cannot write the image cache")?;
-    tree.write(BufWriter::new(file.as_file()))
-        .with_context(|| {
-            format!(
-                "cannot write the image piece {}; is the disk full?",
-                path.display()
-            )
-        })?;
-    file.persist(&path)
-        .with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(path)
-}
-
-/// Returns a hash that changes when a source changes, the host's libraries, or this file, which says
-/// what a piece has of its sources. A package's folder stands for its files, because the lab writes
-/// it once, as it unpacks the package.
-fn fingerprint(sources: &[PathBuf]) -> Result<String> {
-    let mut hash = Sha256::new();
-    hash.update(include_str!("image.rs"));
-    let system = [
-        PathBuf::from("/etc/ld.so.cache"),
-        PathBuf::from("/var/lib/dpkg/status"),
-    ];
-    for path in sources
-        .iter()
-        .chain(system.iter().filter(|path| path.exists()))
-    {
-        let meta = fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
-        hash.update(path.as_os_str().as_encoded_bytes());
-        hash.update(
-            format!(
-                "\0{} {} {} {}\0",
-                meta.ino(),
-                meta.size(),
-                meta.mtime(),
-                meta.mtime_nsec()
-            )
-            .as_bytes(),
-        );
-    }
-    Ok(text::hex(&hash.finalize()[..12]))
-}
-
-/// Removes the pieces of that name that no run has used for [`PIECES_KEPT`].
-fn remove_unused(folder: &Path, name: &str) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let has_name = entry
-            .file_name()
-            .to_string_lossy()
-            .starts_with(&format!("{name}-"));
-        let age = entry
-            .metadata()
-            .and_then(|m| m.modified())
-            .ok()
-            .and_then(|t| t.elapsed().ok());
-        if has_name && age.is_some_and(|age| age > PIECES_KEPT) {
-            let _ = fs::remove_file(entry.path());
-        }
-    }
+    let kind = Kind {
+        name,
+        extension: "cpio",
+        maker: include_str!("image.rs"),
+        // The host's libraries.
+        system: &["/etc/ld.so.cache", "/var/lib/dpkg/status"],
+    };
+    kind.of(sources, |file| {
+        let mut tree = Tree::default();
+        fill(&mut tree)?;
+        tree.write(BufWriter::new(file))
+    })
 }
 
 /// An entry of the archive.

@@ -11,6 +11,7 @@
 
 pub mod build;
 pub mod built;
+pub(crate) mod payload;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

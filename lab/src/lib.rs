@@ -19,8 +19,9 @@
 //!
 //! ```text
 //!   progress, text, files, machine
+//!   cache
 //!   apt, git, image
-//!   kernel: built; kernel, packages
+//!   kernel: built, payload; kernel, packages
 //!   kernel: build
 //!   options
 //!   emulator
@@ -34,6 +35,7 @@
 mod accelerator;
 mod apt;
 mod boot;
+mod cache;
 pub mod cli;
 mod emulator;
 pub mod files;

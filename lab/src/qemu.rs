@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use self::command_line::{AGENT, CONSOLE, IMAGE, MONITOR};
 use crate::emulator;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, payload};
 use crate::options::{Accelerator, GuestOptions};
 use crate::run_folder::{self, RunFolder, lock_mutex};
 
@@ -74,7 +74,8 @@ impl Qemu {
         };
         let agent = listen(AGENT)?;
         let monitor = listen(MONITOR)?;
-        let arguments = command_line::arguments(options, kernel, accelerator, folder.path())?;
+        let kernel = payload::boot_file(&kernel.image)?;
+        let arguments = command_line::arguments(options, &kernel, accelerator, folder.path())?;
         let log = File::create(folder.path().join(LOG)).context("cannot create QEMU's log")?;
         let mut command = Command::new(program);
         command

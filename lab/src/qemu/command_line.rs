@@ -12,7 +12,6 @@ use std::{
 use anyhow::{Result, ensure};
 use magpie_guest::PORT_NAME;
 
-use crate::kernel::Kernel;
 use crate::machine::Machine;
 use crate::options::{Accelerator, GuestOptions};
 
@@ -62,10 +61,10 @@ const CMDLINE: &[&str] = &[
     "cryptomgr.notests=1",
 ];
 
-/// Returns QEMU's arguments. `folder` is the folder of this run.
+/// Returns QEMU's arguments. `kernel` is the file to boot, `folder` the folder of this run.
 pub(super) fn arguments(
     options: &GuestOptions,
-    kernel: &Kernel,
+    kernel: &Path,
     accelerator: Accelerator,
     folder: &Path,
 ) -> Result<Vec<OsString>> {
@@ -101,7 +100,7 @@ pub(super) fn arguments(
     let extra = options.extra_qemu_args.iter();
     all.extend(extra.map(|word| word.replace("{folder}", &here)));
     let mut all: Vec<OsString> = all.into_iter().map(OsString::from).collect();
-    all.extend([OsString::from("-kernel"), kernel.image.clone().into()]);
+    all.extend([OsString::from("-kernel"), kernel.into()]);
     Ok(all)
 }
 

@@ -78,6 +78,10 @@ fn the_guest_has_what_schedulers_and_workloads_expect() -> Result<()> {
          && mkdir /sys/fs/cgroup/a && cat /sys/fs/cgroup/a/cpu.weight"
     );
     assert_eq!(guest.capture(&["sh", "-c", &script], SHORT)?.trim(), "100");
+    // QEMU started the kernel itself: one that unpacks itself moves to a random address.
+    let code = "grep 'Kernel code' /proc/iomem";
+    let code = guest.capture(&["sh", "-c", code], SHORT)?;
+    ensure!(code.trim().starts_with("01000000-"), "{code}");
     // The agent runs above every scheduler, its children do not.
     let policy = "cut -d ' ' -f 41 /proc/1/stat /proc/self/stat";
     assert_eq!(guest.capture(&["sh", "-c", policy], SHORT)?, "1\n0\n");
