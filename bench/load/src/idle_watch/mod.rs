@@ -178,12 +178,7 @@ fn watch(args: &Args, scheduler: &str, seed: u64) -> Result<Watch> {
     // Count the time watched, because a slow machine takes long to start loads and read traces. The
     // limit ends the watch on a machine that makes no progress.
     let limit = Instant::now() + 10 * args.seconds + Duration::from_secs(120);
-    let _loads: Vec<_> = args
-        .stress
-        .iter()
-        .map(|stress| stress::start(*stress, limit, seed, &marker))
-        .collect::<Result<_>>()?;
-    drop(marker);
+    let mut loads = Vec::new();
 
     let mut sum = Watch {
         scheduler: scheduler.into(),
@@ -202,8 +197,21 @@ fn watch(args: &Args, scheduler: &str, seed: u64) -> Result<Watch> {
                 sum.seconds
             );
         }
+        if loads.is_empty() {
+            loads = args
+                .stress
+                .iter()
+                .map(|stress| stress::start(*stress, limit, seed, &marker))
+                .collect::<Result<_>>()?;
+        }
         let left = Duration::from_secs_f64(args.seconds.as_secs_f64() - sum.seconds);
-        let (setting, trace) = record(&recorder, kib_per_cpu, args, left)?;
+        // The loads would only delay the reading of the last recording.
+        let stopped = |recorded| {
+            if recorded >= left {
+                loads.clear();
+            }
+        };
+        let (setting, trace) = record(&recorder, kib_per_cpu, args, left, stopped)?;
         let worst = sum.worst_ns();
         sum.add(
             &setting,
@@ -217,12 +225,14 @@ fn watch(args: &Args, scheduler: &str, seed: u64) -> Result<Watch> {
     Ok(sum)
 }
 
-/// Records for a time or until the buffers are nearly full.
+/// Records for a time or until the buffers are nearly full. Calls `stopped` with the time that was
+/// recorded, before what was recorded is read.
 fn record(
     recorder: &Recorder,
     kib_per_cpu: usize,
     args: &Args,
     time: Duration,
+    stopped: impl FnOnce(Duration),
 ) -> Result<(Setting, Trace)> {
     recorder.start()?;
     // Read affinities after the start, so that the trace has every later change.
@@ -234,7 +244,8 @@ fn record(
     let known_at = sys::now_ns();
     touch(&judged);
     let start = sys::now_ns();
-    let until = Instant::now() + time;
+    let began = Instant::now();
+    let until = began + time;
     while Instant::now() < until && recorder.fill(kib_per_cpu)? < 0.7 {
         std::thread::sleep(
             Duration::from_millis(200).min(until.saturating_duration_since(Instant::now())),
@@ -243,6 +254,7 @@ fn record(
     let end = sys::now_ns();
     recorder.stop()?;
     let mut later = affinities();
+    stopped(began.elapsed());
     let trace = recorder.collect()?;
 
     // An affinity that changed while the table was read is known again at the end of its change.

@@ -60,7 +60,8 @@ pub fn run(args: &Args) -> Result<Finding> {
             sys::set_affinity(hog.pid(), &CpuSet::of([first, second]))?;
         }
         let recorder = Recorder::new(KIB_PER_CPU)?;
-        let (setting, trace) = record(&recorder, KIB_PER_CPU, args, Duration::from_secs(1))?;
+        let (setting, trace) =
+            record(&recorder, KIB_PER_CPU, args, Duration::from_secs(1), |_| {})?;
         let mut found = analysis::analyse(&setting, &trace.records).violations;
         found.retain(|stretch| hogs.iter().any(|hog| hog.pid() == stretch.pid));
         Ok(found)
