@@ -20,7 +20,7 @@
 #
 # A file names the commit that it was measured with. It is skipped if nothing that runs has changed
 # since that commit, so an interrupted `make results` continues where it was. A peer is measured too
-# where it is installed (`magpie bench peers install scx_cosmos scx_bpfland scx_lavd`).
+# where it is installed (`magpie bench peers install scx_cosmos scx_bpfland scx_lavd scx_flash`).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 export PATH="$HOME/.cargo/bin:$PATH"
@@ -40,24 +40,24 @@ sources=(scheduler lab bench magpie Cargo.toml Cargo.lock kernels.lock)
 plain='eevdf{llc_balancing=0}'
 baseline=(--baseline "eevdf,$plain")
 schedulers=$plain,scx_magpie
-for peer in scx_cosmos scx_bpfland scx_lavd; do
+for peer in scx_cosmos scx_bpfland scx_lavd scx_flash; do
 	[ -x "target/peers/bin/$peer" ] && schedulers+=,$peer
 done
 
 measure_all() {
 	result hackbench-vt2 --in vtime --machine vt2 --sched "$schedulers" "${baseline[@]}" \
-		--workload hackbench --groups 1,2,4,8 --loops 50 --rounds 4
+		--workload hackbench --groups 1,2,4,8 --loops 50 --rounds 6
 	result hackbench-vt16 --in vtime --machine vt16 --sched "$schedulers" "${baseline[@]}" \
-		--workload hackbench --groups 1,2,4,8 --loops 30 --rounds 4
+		--workload hackbench --groups 1,2,4,8 --loops 30 --rounds 6
 	result latency-vt8 --in vtime --machine vt8 --sched "$schedulers" "${baseline[@]}" \
-		--workload latency --set threads=4 --set seconds=1 --rounds 4
+		--workload latency --set threads=4 --set seconds=1 --rounds 6
 	result services-vt8 --in vtime --machine vt8 --sched "$schedulers" "${baseline[@]}" \
-		--workload services --set clients=4,16 --set seconds=1 --rounds 4
+		--workload services --set clients=4,16 --set seconds=1 --rounds 6
 	result feel-vt8 --in vtime --machine vt8 --sched "$schedulers" "${baseline[@]}" \
 		--workload pairs,frames,audio --set beside=hogs,build \
-		--set seconds=0.5 --set warmup=0.1 --rounds 4
+		--set seconds=0.5 --set warmup=0.1 --rounds 6
 	result pipe-vt8w2 --in vtime --machine vt8w2 --sched "$schedulers" "${baseline[@]}" \
-		--workload pipe --set round_trips=5000 --rounds 4
+		--workload pipe --set round_trips=5000 --rounds 6
 	result callbacks-vt4 callbacks --sched "$schedulers" --groups 2 --loops 100
 
 	result fairness-vt8 --in vtime --machine vt8 --sched "$schedulers" "${baseline[@]}" \
