@@ -212,7 +212,8 @@ pub fn numbers(folder: &str) -> Vec<i32> {
         .collect()
 }
 
-/// A forked process that runs a function. Killed and reaped when dropped; dies with its parent.
+/// A forked process that runs a function. Killed and reaped when dropped, with its process group if it
+/// leads one; dies with its parent.
 #[derive(Debug)]
 pub struct Child(Pid);
 
@@ -320,7 +321,9 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        let _ = kill(self.0, Signal::SIGKILL);
+        let leads_group = nix::unistd::getpgid(Some(self.0)) == Ok(self.0);
+        let group = Pid::from_raw(-self.0.as_raw());
+        let _ = kill(if leads_group { group } else { self.0 }, Signal::SIGKILL);
         let _ = waitpid(self.0, None);
     }
 }

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use nix::unistd::{Pid, setpgid};
 
 use super::event::{affinity_marker, hotplug_marker};
 use crate::churn::{self, Kind};
@@ -69,9 +70,11 @@ pub fn check(stress: Stress) -> Result<()> {
     Ok(())
 }
 
-/// Starts a load that runs until `until` or until the returned process is dropped.
+/// Starts a load that runs until `until` or until the returned process is dropped, which ends what
+/// the load has started, too.
 pub fn start(stress: Stress, until: Instant, seed: u64, marker: &File) -> Result<Child> {
     Child::fork(|| {
+        setpgid(Pid::from_raw(0), Pid::from_raw(0)).context("make a process group")?;
         let mut mark = |text: String| {
             // Ignore errors: a write fails while nothing is recorded, and then no mark is needed.
             let _ = (&*marker).write_all(text.as_bytes());
