@@ -175,6 +175,20 @@ pub const MUTATIONS: &[Mutation] = &[
         finder: Native("placement", "a_cpu_is_late_if_its_claim_is_old"),
     },
     Mutation {
+        fault: "a search that nobody asked for ends a waker's claim",
+        file: "scheduler/src/bpf/portable/idle_map.h",
+        old: "(was_asked || word <= IDLE_LAST || word % 2)",
+        new: "(was_asked || word)",
+        finder: Native("placement", "a_search_that_nobody_asked_for"),
+    },
+    Mutation {
+        fault: "a CPU that was only asked whether it is there stays claimed",
+        file: "scheduler/src/bpf/portable/idle_map.h",
+        old: " || word <= IDLE_LAST || word % 2)",
+        new: " || word <= IDLE_LAST)",
+        finder: Native("placement", "a_search_that_nobody_asked_for"),
+    },
+    Mutation {
         fault: "a claim does not claim",
         file: "scheduler/src/bpf/portable/idle_map.h",
         old: "return __sync_val_compare_and_swap(word, old, claim) == old;",

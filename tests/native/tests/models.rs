@@ -337,6 +337,35 @@ mod claim {
         assert_eq!(sent == 1, knows, "a task arrives, and the CPU expects none");
     }
 
+    /// A kicked CPU finds no work and idles on, while two wakers look for an idle CPU. Nobody has asked
+    /// it to search, so a claim is a waker's.
+    fn model_of_search(keeps_claim: bool) {
+        let word = Arc::new(AtomicU64::new(FREE));
+        let wakers = [CLAIMED, CLAIMED + 1].map(|time| {
+            let word = word.clone();
+            thread::spawn(move || claim(&word, time, Rule::All))
+        });
+        let cpu = thread::spawn(move || {
+            let now = word.load(Relaxed);
+            if now != FREE && !(keeps_claim && now >= CLAIMED) {
+                word.store(FREE, Relaxed);
+            }
+        });
+        cpu.join().expect("the CPU");
+        let sent = wakers.map(|waker| waker.join().expect("a waker"));
+        assert_ne!(sent, [true, true], "two tasks are sent to one idle CPU");
+    }
+
+    #[test]
+    fn a_search_that_nobody_asked_for_leaves_a_claim() {
+        loom::model(|| model_of_search(true));
+    }
+
+    #[test]
+    fn a_search_that_ends_a_claim_sends_two() {
+        assert!(fails(|| model_of_search(false)));
+    }
+
     #[test]
     fn one_task_is_sent_and_the_cpu_knows() {
         loom::model(|| model(Rule::All));

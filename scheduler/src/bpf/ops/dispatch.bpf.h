@@ -108,6 +108,7 @@ static __always_inline bool dispatch_others(struct cpu_state *state, s32 cpu)
 static __always_inline void look_elsewhere(struct cpu_state *state, s32 cpu,
 					   const struct task_struct *prev)
 {
+	bool was_asked = state->must_search;
 	bool found;
 
 	if (is_outranked(cpu))
@@ -119,7 +120,7 @@ static __always_inline void look_elsewhere(struct cpu_state *state, s32 cpu,
 		if (found)
 			lose_idle_cpu(state, cpu, false);
 	} else if (!found && !prev) {
-		idle_goes_on(state, cpu);
+		idle_goes_on(state, cpu, was_asked);
 	}
 }
 

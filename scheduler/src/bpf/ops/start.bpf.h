@@ -21,7 +21,7 @@ static void find_online_cpus(void)
 		state->looks = MOST_LOOKS;
 		state->is_online = bpf_cpumask_test_cpu(cpu, online);
 		if (state->is_online)
-			idle_goes_on(state, cpu);
+			register_idle(state, cpu);
 		else
 			idle_goes_offline(state, cpu);
 	}

@@ -89,13 +89,8 @@ static __always_inline void note_idle_core(struct cpu_state *state, s32 cpu)
 	count_event(state, EVENT_IDLE_WRITE, 1);
 }
 
-/*
- * The CPU goes idle, or was kicked while idle and found no work: register it as free, which ends a
- * claim. In bypass mode, at the start and around suspend, the kernel does not call update_idle().
- * It kicks every CPU afterwards, and this call registers those that are idle. (A CPU runs the idle
- * task on its way offline, too, and must not be found then.)
- */
-static __always_inline void idle_goes_on(struct cpu_state *state, s32 cpu)
+/* Register a CPU as free, which ends a claim. */
+static __always_inline void register_idle(struct cpu_state *state, s32 cpu)
 {
 	if (!idle_map_enabled || !state->is_online || state->idle == IDLE_FREE)
 		return;
@@ -105,12 +100,24 @@ static __always_inline void idle_goes_on(struct cpu_state *state, s32 cpu)
 	note_idle_core(state, cpu);
 }
 
+/*
+ * The CPU was kicked while idle and found no work. In bypass mode, at the start and around suspend,
+ * the kernel does not call update_idle(). It kicks every CPU afterwards, and this call registers
+ * those that are idle. (A CPU runs the idle task on its way offline, too, and must not be found
+ * then.)
+ */
+static __always_inline void idle_goes_on(struct cpu_state *state, s32 cpu, bool was_asked)
+{
+	if (is_free_again(READ_ONCE(state->idle), was_asked))
+		register_idle(state, cpu);
+}
+
 /* The CPU goes idle. */
 static __always_inline void idle_begins(struct cpu_state *state, s32 cpu)
 {
 	if (idle_map_enabled)
 		count_event(state, EVENT_IDLE_ENTER, 1);
-	idle_goes_on(state, cpu);
+	register_idle(state, cpu);
 }
 
 /* The CPU leaves idle. Its bit stays until its next tick: it may idle again before that. */

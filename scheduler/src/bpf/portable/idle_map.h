@@ -77,6 +77,17 @@ static inline bool claim_word(u64 *word, u64 old, u64 now)
 }
 
 /*
+ * Return whether a CPU with this word, which searched in vain and idles on, is to register as free,
+ * which ends a claim. It keeps a waker's claim, whose task is about to arrive: a second waker would
+ * send its task to the same CPU. No task arrives if it was asked to search, or was claimed anew only
+ * to ask whether it is there.
+ */
+static inline bool is_free_again(u64 word, bool was_asked)
+{
+	return word != IDLE_FREE && (was_asked || word <= IDLE_LAST || word % 2);
+}
+
+/*
  * Set a CPU's bit, and count it in its LLC. This and idle_map_clear() return the number of writes
  * to shared lines: none if the bit did not change.
  */
