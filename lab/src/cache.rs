@@ -43,10 +43,12 @@ impl Kind {
             return Ok(path);
         }
         self.remove_unused(&folder);
-        let file = tempfile::NamedTempFile::new_in(&folder)
+        // What a killed process leaves behind has a name that is removed with the others.
+        let file = tempfile::Builder::new()
+            .prefix(&format!("{}-", self.name))
+            .tempfile_in(&folder)
             .with_context(|| format!("cannot write to {}", folder.display()))?;
-        make(file.as_file())
-            .with_context(|| format!("cannot make {}; is the disk full?", path.display()))?;
+        make(file.as_file()).with_context(|| format!("cannot make {}", path.display()))?;
         file.persist(&path)
             .with_context(|| format!("cannot write {}", path.display()))?;
         Ok(path)

@@ -203,6 +203,7 @@ fn piece(
         let mut tree = Tree::default();
         fill(&mut tree)?;
         tree.write(BufWriter::new(file))
+            .context("cannot write it; is the disk full?")
     })
 }
 

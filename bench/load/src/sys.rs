@@ -233,11 +233,17 @@ impl Child {
                 unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
                 let code = if nix::unistd::getppid() != parent {
                     1
-                } else if let Err(error) = work() {
-                    eprintln!("magpie-load: {error:#}");
-                    1
                 } else {
-                    0
+                    // A panic must not unwind into the parent's code, whose values would be dropped
+                    // here, too.
+                    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)) {
+                        Ok(Ok(())) => 0,
+                        Ok(Err(error)) => {
+                            eprintln!("magpie-load: {error:#}");
+                            1
+                        }
+                        Err(_) => 101,
+                    }
                 };
                 // SAFETY: ends the child without running the parent's exit handlers twice.
                 unsafe { libc::_exit(code) }

@@ -2,8 +2,9 @@
 //!
 //! A bzImage unpacks itself, which takes an emulated CPU more than a second of each boot. The host
 //! unpacks it once instead, and QEMU starts the ELF file within at the entry for PVH guests (the
-//! kernel's arch/x86/platform/pvh; `CONFIG_PVH`, which Debian's kernels have). Nothing of the kernel
-//! is changed, but its address is: what unpacks the kernel also moves it to a random one.
+//! kernel's arch/x86/platform/pvh; `CONFIG_PVH`, which Debian's kernels have). What unpacks a kernel
+//! also moves it and its memory to random addresses, and turns on five levels of page tables. Guests
+//! that boot unpacked have neither; `no5lvl` leaves the levels out where a kernel unpacks itself.
 //!
 //! A kernel that is packed in another way than zstd, or has no such entry, unpacks itself as before.
 
@@ -43,7 +44,8 @@ pub(crate) fn boot_file(image: &Path) -> Result<PathBuf> {
     let made = KIND.of(&[image.to_path_buf()], |mut file| {
         // An empty file says that this kernel unpacks itself.
         let kernel = unpack(payload).filter(|kernel| has_pvh_entry(kernel));
-        Ok(file.write_all(&kernel.unwrap_or_default())?)
+        file.write_all(&kernel.unwrap_or_default())
+            .context("cannot write it; is the disk full?")
     })?;
     let is_empty = fs::metadata(&made)
         .with_context(|| format!("cannot read {}", made.display()))?
@@ -69,15 +71,15 @@ fn payload_in(image: &[u8]) -> Option<&[u8]> {
     has_header.then_some(payload)
 }
 
-/// Unpacks a kernel that is packed with zstd. Behind the packed kernel is its length, which the
-/// decoder does not read.
+/// Unpacks a kernel that is packed with zstd. Behind the packed kernel is its length.
 fn unpack(payload: &[u8]) -> Option<Vec<u8>> {
+    let (packed, length) = payload.split_last_chunk()?;
     let mut kernel = Vec::new();
-    StreamingDecoder::new(payload)
+    StreamingDecoder::new(packed)
         .ok()?
         .read_to_end(&mut kernel)
         .ok()?;
-    Some(kernel)
+    (kernel.len() == u32::from_le_bytes(*length) as usize).then_some(kernel)
 }
 
 /// Whether QEMU can start this kernel: a 64-bit ELF file with a PVH entry.

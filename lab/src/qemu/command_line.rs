@@ -59,6 +59,9 @@ const CMDLINE: &[&str] = &[
     // The self-tests of cryptographic algorithms would keep two kernel threads busy for seconds
     // after the boot, beside the workload that is measured.
     "cryptomgr.notests=1",
+    // A kernel that unpacks itself would use them where the CPU has them, and others do not
+    // (kernel/payload.rs): the two would not compare.
+    "no5lvl",
 ];
 
 /// Returns QEMU's arguments. `kernel` is the file to boot, `folder` the folder of this run.

@@ -166,7 +166,7 @@ u32 visit_idle(struct sparsemask_visit *visit)
 u32 magpie_set_bit(struct magpie_machine *of, u32 cpu, bool is_set);
 int magpie_choose_cpu(struct magpie_machine *of, struct task_struct *task, struct placement *at);
 bool magpie_is_late(const struct magpie_machine *of, u32 cpu, u64 now);
-void magpie_idle_on(struct magpie_machine *of, u32 cpu, bool was_asked);
+void magpie_idle_on(struct magpie_machine *of, u32 cpu, bool claimed_to_search, u64 now);
 u32 magpie_llc_by_distance(u32 llc, u32 i, u32 first, u32 nr, u32 all);
 
 u32 magpie_set_bit(struct magpie_machine *of, u32 cpu, bool is_set)
@@ -199,9 +199,9 @@ bool magpie_is_late(const struct magpie_machine *of, u32 cpu, u64 now)
 	return is_word_late(of->words[cpu], now);
 }
 
-void magpie_idle_on(struct magpie_machine *of, u32 cpu, bool was_asked)
+void magpie_idle_on(struct magpie_machine *of, u32 cpu, bool claimed_to_search, u64 now)
 {
-	if (is_free_again(of->words[cpu], was_asked))
+	if (is_free_again(of->words[cpu], claimed_to_search, now))
 		of->words[cpu] = IDLE_FREE;
 }
 

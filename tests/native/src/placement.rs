@@ -144,7 +144,7 @@ unsafe extern "C" {
     fn magpie_set_bit(machine: *mut Machine, cpu: u32, is_set: bool) -> u32;
     fn magpie_choose_cpu(machine: *mut Machine, allowed: *const u64, at: *mut Wakeup) -> i32;
     safe fn magpie_is_late(machine: &Machine, cpu: u32, now: u64) -> bool;
-    safe fn magpie_idle_on(machine: &mut Machine, cpu: u32, was_asked: bool);
+    safe fn magpie_idle_on(machine: &mut Machine, cpu: u32, claimed_to_search: bool, now: u64);
     safe fn magpie_llc_by_distance(llc: u32, i: u32, first: u32, nr: u32, all: u32) -> u32;
 }
 
@@ -219,10 +219,11 @@ impl Machine {
         magpie_is_late(self, cpu, now)
     }
 
-    /// Lets an idle CPU search for work, which somebody asked it to do or not, and find none.
-    pub fn search_in_vain(&mut self, cpu: u32, was_asked: bool) {
+    /// Lets an idle CPU search for work and find none, at a time in nanoseconds. Somebody may have
+    /// claimed it for that.
+    pub fn search_in_vain(&mut self, cpu: u32, claimed_to_search: bool, now: u64) {
         assert!(cpu < self.cpus());
-        magpie_idle_on(self, cpu, was_asked);
+        magpie_idle_on(self, cpu, claimed_to_search, now);
     }
 
     /// Searches for a CPU and claims it. Returns the step that found the CPU, and the CPU.

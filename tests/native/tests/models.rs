@@ -337,8 +337,8 @@ mod claim {
         assert_eq!(sent == 1, knows, "a task arrives, and the CPU expects none");
     }
 
-    /// A kicked CPU finds no work and idles on, while two wakers look for an idle CPU. Nobody has asked
-    /// it to search, so a claim is a waker's.
+    /// A kicked CPU finds no work and idles on, while two wakers look for an idle CPU. Nobody has
+    /// claimed it to search, so a claim is a waker's.
     fn model_of_search(keeps_claim: bool) {
         let word = Arc::new(AtomicU64::new(FREE));
         let wakers = [CLAIMED, CLAIMED + 1].map(|time| {
@@ -357,7 +357,7 @@ mod claim {
     }
 
     #[test]
-    fn a_search_that_nobody_asked_for_leaves_a_claim() {
+    fn a_search_leaves_a_claim_of_a_waker() {
         loom::model(|| model_of_search(true));
     }
 

@@ -80,27 +80,32 @@ fn a_cpu_is_late_if_its_claim_is_old_or_made_anew() {
 }
 
 #[test]
-fn a_search_that_nobody_asked_for_leaves_the_claim_of_a_waker() {
+fn a_search_that_nobody_claimed_the_cpu_for_leaves_the_claim_of_a_waker() {
     let mut machine = small();
     let first = Wakeup::new(2, 4);
+    let now = first.now;
     assert_eq!(choose(&mut machine, first.clone()).1, 2);
-    machine.search_in_vain(2, false);
+    machine.search_in_vain(2, false, now);
     assert_ne!(choose(&mut machine, first.clone()).1, 2);
-    machine.search_in_vain(2, true);
+    machine.search_in_vain(2, true, now);
     assert_eq!(choose(&mut machine, first.clone()).1, 2);
 
-    // The claim lapses; a waker claims the CPU anew, and only to ask whether it is there.
+    // The claim lapses, and a search ends it.
+    machine.search_in_vain(2, false, now + 5_000_000);
+    assert_eq!(choose(&mut machine, first.clone()).1, 2);
+
+    // It lapses again; a waker claims the CPU anew, and only to ask whether it is there.
     let later = Wakeup {
-        now: first.now + 5_000_000,
+        now: now + 5_000_000,
         ..first
     };
     assert_ne!(choose(&mut machine, later.clone()).1, 2);
-    machine.search_in_vain(2, false);
+    machine.search_in_vain(2, false, later.now);
     assert_eq!(choose(&mut machine, later).1, 2);
 
     // A CPU that has not announced that it idles does so now.
     machine.wake(2);
-    machine.search_in_vain(2, false);
+    machine.search_in_vain(2, false, now);
     assert_eq!(choose(&mut machine, Wakeup::new(2, 4)).1, 2);
 }
 

@@ -178,7 +178,12 @@ fn watch(args: &Args, scheduler: &str, seed: u64) -> Result<Watch> {
     // Count the time watched, because a slow machine takes long to start loads and read traces. The
     // limit ends the watch on a machine that makes no progress.
     let limit = Instant::now() + 10 * args.seconds + Duration::from_secs(120);
-    let mut loads = Vec::new();
+    let mut loads: Vec<_> = args
+        .stress
+        .iter()
+        .map(|stress| stress::start(*stress, limit, seed, &marker))
+        .collect::<Result<_>>()?;
+    drop(marker);
 
     let mut sum = Watch {
         scheduler: scheduler.into(),
@@ -197,15 +202,9 @@ fn watch(args: &Args, scheduler: &str, seed: u64) -> Result<Watch> {
                 sum.seconds
             );
         }
-        if loads.is_empty() {
-            loads = args
-                .stress
-                .iter()
-                .map(|stress| stress::start(*stress, limit, seed, &marker))
-                .collect::<Result<_>>()?;
-        }
         let left = Duration::from_secs_f64(args.seconds.as_secs_f64() - sum.seconds);
-        // The loads would only delay the reading of the last recording.
+        // The loads would only delay the reading of the last recording. One that lost events is
+        // shorter than it seems, and another one follows.
         let stopped = |recorded| {
             if recorded >= left {
                 loads.clear();
@@ -225,8 +224,8 @@ fn watch(args: &Args, scheduler: &str, seed: u64) -> Result<Watch> {
     Ok(sum)
 }
 
-/// Records for a time or until the buffers are nearly full. Calls `stopped` with the time that was
-/// recorded, before what was recorded is read.
+/// Records for a time or until the buffers are nearly full. If no event was lost, calls `stopped` with
+/// the time that was recorded, before what was recorded is read.
 fn record(
     recorder: &Recorder,
     kib_per_cpu: usize,
@@ -251,10 +250,13 @@ fn record(
             Duration::from_millis(200).min(until.saturating_duration_since(Instant::now())),
         );
     }
+    let recorded = began.elapsed();
     let end = sys::now_ns();
     recorder.stop()?;
     let mut later = affinities();
-    stopped(began.elapsed());
+    if recorder.fill(kib_per_cpu)? < 1.0 {
+        stopped(recorded);
+    }
     let trace = recorder.collect()?;
 
     // An affinity that changed while the table was read is known again at the end of its change.

@@ -293,12 +293,11 @@ static __always_inline bool steal_far(struct cpu_state *state, s32 cpu, bool mus
 
 /*
  * Search for work near, then further away; whether a task was taken. A CPU that was kicked to
- * search does so at every distance.
+ * search does so at every distance. @asked: see must_search.
  */
-static __always_inline bool steal_work(s32 cpu)
+static __always_inline bool steal_work(s32 cpu, u32 asked)
 {
 	struct cpu_state *state = state_of(cpu);
-	u32 asked = state->must_search;
 	u64 before = looked_for(state);
 	bool found;
 

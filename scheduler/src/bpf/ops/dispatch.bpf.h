@@ -86,13 +86,13 @@ static __always_inline bool dispatch_own(struct cpu_state *state, s32 cpu,
 	return true;
 }
 
-/* The own queue is empty: search elsewhere; whether a task was found. */
-static __always_inline bool dispatch_others(struct cpu_state *state, s32 cpu)
+/* The own queue is empty: search elsewhere; whether a task was found. @asked: see must_search. */
+static __always_inline bool dispatch_others(struct cpu_state *state, s32 cpu, u32 asked)
 {
 	u64 looks = nr_looks(state);
 
 	/* A CPU that was kicked for a task searches even without stealing. */
-	if ((steal_enabled || state->must_search) && steal_work(cpu))
+	if ((steal_enabled || asked) && steal_work(cpu, asked))
 		return true;
 
 	/* The search dropped the runqueue lock: a task may have been queued or sent here meanwhile. */
@@ -108,19 +108,20 @@ static __always_inline bool dispatch_others(struct cpu_state *state, s32 cpu)
 static __always_inline void look_elsewhere(struct cpu_state *state, s32 cpu,
 					   const struct task_struct *prev)
 {
-	bool was_asked = state->must_search;
+	u32 asked = READ_ONCE(state->must_search);
 	bool found;
 
 	if (is_outranked(cpu))
 		return;
 
-	found = dispatch_others(state, cpu);
+	found = dispatch_others(state, cpu, asked);
 	/* The search dropped the runqueue lock: a real-time task may have woken meanwhile. */
 	if (is_outranked(cpu)) {
 		if (found)
 			lose_idle_cpu(state, cpu, false);
 	} else if (!found && !prev) {
-		idle_goes_on(state, cpu, was_asked);
+		/* Who names the CPU where a task waits has claimed this one. */
+		idle_goes_on(state, cpu, asked && asked < ANYWHERE, rq_now(cpu));
 	}
 }
 

@@ -92,7 +92,7 @@ static __always_inline void enter_idle(struct cpu_state *state, s32 cpu)
 	begin_idle(state, now);
 	note_waiting(cpu, 0);
 	forget_pace(state, cpu);
-	idle_begins(state, cpu);
+	idle_begins(state, cpu, now);
 	note_idle(state, now);
 	perf_idle_begins(state);
 	rescue_at_idle(state, cpu);

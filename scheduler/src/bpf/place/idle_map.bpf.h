@@ -106,18 +106,22 @@ static __always_inline void register_idle(struct cpu_state *state, s32 cpu)
  * those that are idle. (A CPU runs the idle task on its way offline, too, and must not be found
  * then.)
  */
-static __always_inline void idle_goes_on(struct cpu_state *state, s32 cpu, bool was_asked)
+static __always_inline void idle_goes_on(struct cpu_state *state, s32 cpu, bool claimed_to_search,
+					 u64 now)
 {
-	if (is_free_again(READ_ONCE(state->idle), was_asked))
+	if (is_free_again(READ_ONCE(state->idle), claimed_to_search, now))
 		register_idle(state, cpu);
 }
 
-/* The CPU goes idle. */
-static __always_inline void idle_begins(struct cpu_state *state, s32 cpu)
+/*
+ * The CPU goes idle. After a task of another class, a dispatch that found no work has registered it
+ * already, and a waker may have claimed it since.
+ */
+static __always_inline void idle_begins(struct cpu_state *state, s32 cpu, u64 now)
 {
 	if (idle_map_enabled)
 		count_event(state, EVENT_IDLE_ENTER, 1);
-	register_idle(state, cpu);
+	idle_goes_on(state, cpu, false, now);
 }
 
 /* The CPU leaves idle. Its bit stays until its next tick: it may idle again before that. */

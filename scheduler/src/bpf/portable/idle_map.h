@@ -77,14 +77,15 @@ static inline bool claim_word(u64 *word, u64 old, u64 now)
 }
 
 /*
- * Return whether a CPU with this word, which searched in vain and idles on, is to register as free,
- * which ends a claim. It keeps a waker's claim, whose task is about to arrive: a second waker would
- * send its task to the same CPU. No task arrives if it was asked to search, or was claimed anew only
- * to ask whether it is there.
+ * Return whether a CPU with this word, which idles and has no work, is to register as free, which
+ * ends a claim. It keeps a waker's claim, whose task is about to arrive: a second waker would send its
+ * task to the same CPU. No task arrives if the CPU was @claimed_to_search, if it was claimed anew only
+ * to ask whether it is there, or if the claim has lapsed.
  */
-static inline bool is_free_again(u64 word, bool was_asked)
+static inline bool is_free_again(u64 word, bool claimed_to_search, u64 now)
 {
-	return word != IDLE_FREE && (was_asked || word <= IDLE_LAST || word % 2);
+	return word != IDLE_FREE &&
+	       (claimed_to_search || word <= IDLE_LAST || is_word_late(word, now));
 }
 
 /*
