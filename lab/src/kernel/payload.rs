@@ -37,13 +37,11 @@ const PVH_ENTRY: u32 = 18;
 /// # Errors
 /// If the image cannot be read, or the kernel cannot be written.
 pub(crate) fn boot_file(image: &Path) -> Result<PathBuf> {
-    let bytes = fs::read(image).with_context(|| format!("cannot read {}", image.display()))?;
-    let Some(payload) = payload_in(&bytes) else {
-        return Ok(image.to_path_buf());
-    };
     let made = KIND.of(&[image.to_path_buf()], |mut file| {
+        let bytes = fs::read(image).with_context(|| format!("cannot read {}", image.display()))?;
+        let kernel = payload_in(&bytes).and_then(unpack);
         // An empty file says that this kernel unpacks itself.
-        let kernel = unpack(payload).filter(|kernel| has_pvh_entry(kernel));
+        let kernel = kernel.filter(|kernel| has_pvh_entry(kernel));
         file.write_all(&kernel.unwrap_or_default())
             .context("cannot write it; is the disk full?")
     })?;

@@ -324,12 +324,17 @@ mod claim {
         old >= CLAIMED
     }
 
-    fn model(rule: Rule) {
-        let word = Arc::new(AtomicU64::new(FREE));
-        let wakers = [CLAIMED, CLAIMED + 1].map(|time| {
+    /// Two wakers that find the same CPU; each returns whether it sends its task.
+    fn start_wakers(word: &Arc<AtomicU64>, rule: Rule) -> [thread::JoinHandle<bool>; 2] {
+        [CLAIMED, CLAIMED + 1].map(|time| {
             let word = word.clone();
             thread::spawn(move || claim(&word, time, rule))
-        });
+        })
+    }
+
+    fn model(rule: Rule) {
+        let word = Arc::new(AtomicU64::new(FREE));
+        let wakers = start_wakers(&word, rule);
         let knows = leave_idle(&word, rule);
         let sent = wakers.map(|waker| waker.join().expect("a waker"));
         let sent = sent.into_iter().filter(|sent| *sent).count();
@@ -341,10 +346,7 @@ mod claim {
     /// claimed it to search, so a claim is a waker's.
     fn model_of_search(keeps_claim: bool) {
         let word = Arc::new(AtomicU64::new(FREE));
-        let wakers = [CLAIMED, CLAIMED + 1].map(|time| {
-            let word = word.clone();
-            thread::spawn(move || claim(&word, time, Rule::All))
-        });
+        let wakers = start_wakers(&word, Rule::All);
         let cpu = thread::spawn(move || {
             let now = word.load(Relaxed);
             if now != FREE && !(keeps_claim && now >= CLAIMED) {
