@@ -185,7 +185,7 @@ pub const MUTATIONS: &[Mutation] = &[
         fault: "a CPU that was only asked whether it is there stays claimed",
         file: "scheduler/src/bpf/portable/idle_map.h",
         old: " || word <= IDLE_LAST || is_word_late(word, now))",
-        new: " || word <= IDLE_LAST)",
+        new: " || (now && word <= IDLE_LAST))",
         finder: Native("placement", "a_search_that_nobody_claimed_the_cpu_for"),
     },
     Mutation {
