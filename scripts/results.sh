@@ -107,8 +107,8 @@ measure_all() {
 		--workload hackbench --groups 1,2,4,8 --loops 100 --rounds 4
 	slow hackbench-xeon-8380 --in vtime --machine xeon-8380 --sched "$plain,scx_magpie" \
 		"${baseline[@]}" --workload hackbench --groups 1,2,3,4,8 --loops 50 --rounds 4
-	large threadripper-3970x "$schedulers" --rounds 4
-	large epyc-2x64 "$plain,scx_magpie" --rounds 4
+	large threadripper-3970x --rounds 6
+	large epyc-2x64 --rounds 4
 	slow half-threadripper-3970x --in vtime --machine threadripper-3970x \
 		--sched "$plain,scx_magpie" "${baseline[@]}" --workload primesieve,x265,sqlite \
 		--set limit=3e9 --set threads=50% --set jobs=50% \
@@ -148,14 +148,14 @@ kernels() {
 		"$@"
 }
 
-# large MACHINE SCHEDULERS ARGUMENTS...: what one machine with many LLCs has to show. Most of its CPUs
-# idle with one group, and have work with eight.
+# large MACHINE ARGUMENTS...: what a machine with many LLCs has to show. Most of its CPUs idle with one
+# group, and have work with eight. Short, because so many CPUs take the host's time.
 large() {
-	local machine=$1 candidates=$2
-	shift 2
-	slow "large-$machine" --in vtime --machine "$machine" --sched "$candidates" "${baseline[@]}" \
+	local machine=$1
+	shift
+	slow "large-$machine" --in vtime --machine "$machine" --sched "$plain,scx_magpie" "${baseline[@]}" \
 		--workload hackbench,latency,services --set groups=1,8 --set loops=20 --set threads=8 \
-		--set clients=8,32 --set seconds=0.2 "$@"
+		--set clients=8 --set seconds=0.1 "$@"
 }
 
 # A command in front of each measurement.
