@@ -263,6 +263,16 @@ fn all_are_asked_for_an_idle_core_until_none_is_found() {
     let (step, _) = machine.choose(0xff, &mut Wakeup::new(0, 0));
     assert_eq!(step, Step::IdleCpu);
     assert!(machine.may_have_idle_core(0));
+
+    // It does once those that it may not use have work, though their bits are still set.
+    machine.wake(30);
+    machine.wake(31);
+    for cpu in (9..30).step_by(2) {
+        machine.wake(cpu);
+    }
+    let (step, _) = machine.choose(0xff, &mut Wakeup::new(0, 0));
+    assert_eq!(step, Step::IdleCpu);
+    assert!(!machine.may_have_idle_core(0));
 }
 
 #[test]

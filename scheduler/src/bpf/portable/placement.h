@@ -184,12 +184,12 @@ __proved_once int search_llc(struct placement *at __arg_nonnull,
 
 		if (cpu == NO_CPU)
 			break;
+		if (!is_free(at, cpu))
+			continue;
 		if (!may_place(task, cpu)) {
 			none_there = false;
 			continue;
 		}
-		if (!is_free(at, cpu))
-			continue;
 		if (settles || !is_perfect(at, cpu)) {
 			if (at->second_best == NO_CPU || cpu == at->previous)
 				at->second_best = cpu;
