@@ -392,6 +392,13 @@ pub const MUTATIONS: &[Mutation] = &[
         finder: Native("shares", "siblings_share_by_weight"),
     },
     Mutation {
+        fault: "an idle CPU visits every LLC for nothing",
+        file: "scheduler/src/bpf/queue/overloaded.bpf.h",
+        old: "\t\tif (READ_ONCE(overloaded[line].bits))\n\t\t\treturn true;\n\t}\n\n\treturn false;",
+        new: "\t\tif (READ_ONCE(overloaded[line].bits))\n\t\t\treturn true;\n\t}\n\n\treturn true;",
+        finder: Machine("an_idle_machine_visits_no_other_llc"),
+    },
+    Mutation {
         fault: "a late task is not looked for on an idle CPU that a real-time task takes",
         file: "scheduler/src/bpf/balance/patience.bpf.h",
         old: "\tif (!was_claimed && !nr_runnable(cpu))\n\t\treturn;\n",

@@ -224,9 +224,11 @@ static __always_inline bool steal_at(s32 thief, enum magpie_distance distance)
 	case DISTANCE_LLC:
 		return steal_from_llc(thief, topology->llc, topology->place + 1);
 	case DISTANCE_NODE:
-		return steal_from_llcs(thief, 1, llc_of(topology->llc)->node_llcs);
+		return is_any_overloaded() &&
+		       steal_from_llcs(thief, 1, llc_of(topology->llc)->node_llcs);
 	default:
-		return steal_from_llcs(thief, llc_of(topology->llc)->node_llcs, nr_llcs);
+		return is_any_overloaded() &&
+		       steal_from_llcs(thief, llc_of(topology->llc)->node_llcs, nr_llcs);
 	}
 }
 
