@@ -14,6 +14,8 @@
  *        | nothing
  *   avg_idle shorter than a search costs? --yes--> idle; a busy CPU's tick kicks
  *        | no                                      us if a task still waits then
+ *   any CPU of the machine overloaded?    --no---> idle
+ *        | yes
  *   LLCs of the node -> other nodes, each beginning at its own position
  *        |
  *   first overloaded CPU: first task in queue order that may run here; one of another LLC only if
