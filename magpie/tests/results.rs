@@ -117,6 +117,7 @@ fn each_result_file_has_one_table_a_command_and_its_origin() {
             match words[..] {
                 ["without", result, machine] => name == format!("{result}-{machine}"),
                 ["kernels", suite, machine] => name == format!("kernels-{suite}-{machine}"),
+                ["large", machine, ..] => name == format!("large-{machine}"),
                 [_, result, ..] => name == result,
                 _ => false,
             }
