@@ -86,9 +86,9 @@ static __always_inline bool has_overloaded(u32 llc)
 }
 
 /*
- * Return whether any CPU of the machine is overloaded. An idle machine with many LLCs asks this at
- * each start of an idle period: to visit LLC after LLC cost a wakeup on 256 CPUs 4 us. A plain loop,
- * because an iterator's calls would cost more than the reads. Global: the verifier proves it once.
+ * Return whether any CPU of the machine is overloaded, before a search visits other LLCs: on an idle
+ * machine of 256 CPUs those visits cost a wakeup that came meanwhile 4 us. A plain loop, because an
+ * iterator's calls would cost more than the reads. Global: the verifier proves it once.
  */
 __noinline bool is_any_overloaded(void)
 {
